@@ -16,7 +16,7 @@ DEMO_OPS := $(VENV)/.demo-ops
 PIP := $(BIN)/pip -q
 EXAMPLE := examples/hello_deepspeed
 EXPERIMENT := $(EXAMPLE)/demo.yaml $(EXAMPLE)
-# All that `python -m flows.prepare EXPERIMENT CODE` imports.
+# All that `python -m zerotune.flows.prepare EXPERIMENT CODE` imports.
 EARLY := torch deepspeed pyyaml platformdirs nvidia-ml-py
 
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
@@ -45,7 +45,7 @@ demo:
 
 # On a host with a single slot the example takes that one.
 demo-study: $(PACKAGES)
-	slots=$$($(BIN)/python -c 'from trial_lib.device.this_host import this_host; print(min(2, len(this_host().slots)))'); \
+	slots=$$($(BIN)/python -c 'from zerotune.trial_lib.device.this_host import this_host; print(min(2, len(this_host().slots)))'); \
 	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/demo.yaml > $(VENV)/demo.yaml
 	$(BIN)/zerotune adaptive $(VENV)/demo.yaml $(EXAMPLE) --max-trials 10
 
@@ -73,7 +73,7 @@ docs: $(INSTALLED)
 setup: $(PREPARED)
 
 schema: $(INSTALLED)
-	$(BIN)/python -m trial_lib.inputs.config
+	$(BIN)/python -m zerotune.trial_lib.inputs.config
 
 # A torch that is in the environment already stays.
 # pip takes a package for installed whose installation was killed: it has no INSTALLER yet.
@@ -106,16 +106,16 @@ $(PACKAGES): $(RANKS) $(FETCHED)
 $(INSTALLED): $(PACKAGES)
 	$(PIP) install -c $(CHOSEN) --no-compile -e '.[dev]'
 	# Some packages have files that are no Python. A shell with PYTHONDONTWRITEBYTECODE would compile ours at each start.
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib flows tasks trial_lib >/dev/null || true
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib zerotune flows tasks trial_lib >/dev/null || true
 	touch $@
 
 # What cannot be built, the study tells.
 $(DEMO_OPS): $(RANKS)
-	-$(BIN)/python -m flows.prepare $(EXPERIMENT) && touch $@
+	-$(BIN)/python -m zerotune.flows.prepare $(EXPERIMENT) && touch $@
 
 # Prefect's database and DeepSpeed's ops, which take minutes the first time: ahead of anything with a deadline.
 $(PREPARED): $(INSTALLED)
-	$(BIN)/python -m flows.prepare
+	$(BIN)/python -m zerotune.flows.prepare
 	touch $@
 
 frameworks:

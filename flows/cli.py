@@ -6,7 +6,7 @@ Python raises KeyboardInterrupt from its own start on, and `site` is nearly all 
 
 import gc
 
-from flows.interrupts import interrupts, switch_threads_often
+from zerotune.flows.interrupts import interrupts, switch_threads_often
 
 
 def main() -> None:
@@ -14,6 +14,6 @@ def main() -> None:
     # The imports of a command make a million objects, none of which is garbage.
     gc.set_threshold(100_000)
     switch_threads_often()
-    from flows.command_line import run
+    from zerotune.flows.command_line import run
 
     run()

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import click
 from pydantic import ValidationError
 
-from flows.interrupts import interrupts
-from flows.options import (
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.options import (
     ESTIMATE_OPTIONS,
     JSON,
     MICRO_BATCH_OPTIONS,
@@ -26,13 +26,13 @@ from flows.options import (
     tune_options,
     with_options,
 )
-from flows.prefect_server import OUT_OF_PROCESSES, ServerError, is_out_of_processes, log_in
-from flows.terminal import open_streams, say_error
-from trial_lib.inputs.launchers import launchers_listed
-from trial_lib.messages.errors import InputError
-from trial_lib.search.methods import METHODS, Method
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.folder import FolderError
+from zerotune.flows.prefect_server import OUT_OF_PROCESSES, ServerError, is_out_of_processes, log_in
+from zerotune.flows.terminal import open_streams, say_error
+from zerotune.trial_lib.inputs.launchers import launchers_listed
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.search.methods import METHODS, Method
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.folder import FolderError
 
 FOUND, NONE_FOUND, BAD_INPUT = 0, 1, 2
 
@@ -99,7 +99,7 @@ def resume(study: Path, as_json: bool) -> None:
 
     STUDY is its folder in zerotune-studies. A study whose full experiment failed is resumed as well.
     """
-    from flows.tuning import resume_command
+    from zerotune.flows.tuning import resume_command
 
     _run(lambda: resume_command(study, as_json))
 
@@ -114,7 +114,7 @@ def show(study: str | None, as_json: bool) -> None:
     study in zerotune-studies is shown. The study may be running, completed or interrupted. It may also be the folder or
     the id of a plan.
     """
-    from flows.records import show_command
+    from zerotune.flows.records import show_command
 
     _run(lambda: show_command(study, as_json))
 
@@ -130,8 +130,8 @@ def _plan(
     """
 
     def command() -> int:
-        from flows.planning import plan_command
-        from trial_lib.plan.plan_record import PlanArguments
+        from zerotune.flows.planning import plan_command
+        from zerotune.trial_lib.plan.plan_record import PlanArguments
 
         given = {**options, **_as_typed(typed, mappings, varied)}
         with _named_mistakes("plan"):
@@ -153,7 +153,7 @@ def _estimate(**options: Any) -> None:
     the folder with its code. Earlier studies of the experiment in this folder are used. If there are none, one profile
     trial runs.
     """
-    from flows.planning import estimate_command
+    from zerotune.flows.planning import estimate_command
 
     _run(lambda: estimate_command(**options))
 
@@ -166,8 +166,8 @@ def _train(resume: bool, as_json: bool, **options: Any) -> None:
 
     CONFIG_PATH is the experiment's YAML, and MODEL_DIR the folder with its code.
     """
-    from flows.tuning import train_command
-    from trial_lib.study.full_experiment import TrainingArguments
+    from zerotune.flows.tuning import train_command
+    from zerotune.trial_lib.study.full_experiment import TrainingArguments
 
     _run(lambda: train_command(TrainingArguments(**options), resume, as_json))
 
@@ -195,7 +195,7 @@ def up(prefect_port: int, mlflow_port: int) -> None:
 
     They listen on loopback until Ctrl-C or `zerotune down`. Deployed runs write their studies in this folder.
     """
-    from flows.up import up_command
+    from zerotune.flows.up import up_command
 
     _run(lambda: up_command(prefect_port, mlflow_port))
 
@@ -206,7 +206,7 @@ def down() -> None:
 
     Any terminal will do.
     """
-    from flows.up import down_command
+    from zerotune.flows.up import down_command
 
     _run(down_command)
 
@@ -218,7 +218,7 @@ def doctor(as_json: bool) -> None:
 
     Each problem is listed with its remedy. The exit code is 1 if a check fails.
     """
-    from flows.doctor import doctor_command
+    from zerotune.flows.doctor import doctor_command
 
     _run(lambda: doctor_command(as_json))
 
@@ -230,7 +230,7 @@ def sync(folder: Path) -> None:
 
     FOLDER is a study, a full experiment or a plan that ran while MLflow did not answer.
     """
-    from flows.records import sync_command
+    from zerotune.flows.records import sync_command
 
     _run(lambda: sync_command(folder))
 
@@ -260,7 +260,7 @@ def _tune(name: str, method: str, options: dict[str, Any], typed: tuple[str, ...
     settings = {option: value for option, value in own.items() if value is not None}
 
     def command() -> int:
-        from flows.tuning import tune_command
+        from zerotune.flows.tuning import tune_command
 
         given = {**options, **_as_typed(typed, mappings, varied)} if typed else options
         return tune_command(_checked(name, method, settings, given), as_json)
@@ -269,8 +269,8 @@ def _tune(name: str, method: str, options: dict[str, Any], typed: tuple[str, ...
 
 
 def _as_typed(typed: tuple[str, ...], mappings: tuple[str, ...], varied: tuple[str, ...]) -> dict[str, Any]:
-    from trial_lib.inputs.search_space import read_vary
-    from trial_lib.study.typed_command import check_mappings
+    from zerotune.trial_lib.inputs.search_space import read_vary
+    from zerotune.trial_lib.study.typed_command import check_mappings
 
     given = {"command": typed, "arg_mappings": check_mappings(mappings), "vary": read_vary(varied)}
     return {**given, "model_dir": Path.cwd()} if typed else given

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from flows.prefect_server import is_configured
-from flows.terminal import print_document
-from trial_lib.device.this_host import kind_of
-from trial_lib.doctor import (
+from zerotune.flows.prefect_server import is_configured
+from zerotune.flows.terminal import print_document
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.doctor import (
     BUILDS,
     DATA,
     HOST_LOCKS,
@@ -41,14 +41,14 @@ from trial_lib.doctor import (
     trusting,
     warn,
 )
-from trial_lib.inputs.entrypoint import default_interpreter
-from trial_lib.inputs.known_secrets import known_here
-from trial_lib.launch.locks import host_lock_dir
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.errors import InputError, plain
-from trial_lib.records.folders import STUDIES as STUDIES_FOLDER
-from trial_lib.study.folder import data_folder
-from trial_lib.study.program import build_root, with_build_folder
+from zerotune.trial_lib.inputs.entrypoint import default_interpreter
+from zerotune.trial_lib.inputs.known_secrets import known_here
+from zerotune.trial_lib.launch.locks import host_lock_dir
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.errors import InputError, plain
+from zerotune.trial_lib.records.folders import STUDIES as STUDIES_FOLDER
+from zerotune.trial_lib.study.folder import data_folder
+from zerotune.trial_lib.study.program import build_root, with_build_folder
 
 NAME = "Prefect"
 _TIMEOUT_S = 5
@@ -111,7 +111,7 @@ def _clock_of(url: str) -> tuple[float | None, float]:
     return None, asked_at
 
 
-# The operators that `flows.prepare` builds, by DeepSpeed's names.
+# The operators that `zerotune.flows.prepare` builds, by DeepSpeed's names.
 _COMMON_OPS = {"cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"), "cuda": ("fused_adam", "cpu_adam")}
 _COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flows.interrupts import Aside, interrupts
-from flows.prefect_server import PrefectServer, require_configured_server
-from trial_lib.records.folders import FullExperimentRecord, StudyRecord, StudyStatus
-from trial_lib.study.open_study import OpenStudy
+from zerotune.flows.interrupts import Aside, interrupts
+from zerotune.flows.prefect_server import PrefectServer, require_configured_server
+from zerotune.trial_lib.records.folders import FullExperimentRecord, StudyRecord, StudyStatus
+from zerotune.trial_lib.study.open_study import OpenStudy
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -64,7 +64,7 @@ def run_flow(
     flow = interrupts.aside(load)
     if server is not None:
         server.start()
-    from tasks.telling import keep_secrets_from_prefect
+    from zerotune.tasks.telling import keep_secrets_from_prefect
 
     keep_secrets_from_prefect()
     keep_lines_of_prefect(log)
@@ -88,7 +88,7 @@ def run_flow(
         if run.is_told:
             log.debug("Prefect has the whole history")
         else:
-            from tasks.telling import say_once
+            from zerotune.tasks.telling import say_once
 
             say_once(log, "Prefect has not recorded everything: its server is down or too slow. The folder has it all.")
             interrupts.prefect_is_away = True
@@ -125,7 +125,7 @@ def _until_begun(
                 if not is_silent or has_begun() or interrupts.heard:
                     raise
                 if time.monotonic() > until:
-                    from tasks.telling import run_unrecorded
+                    from zerotune.tasks.telling import run_unrecorded
 
                     run_unrecorded(flow, parameters, log, f"{type(error).__name__}: {error}")
                     return
@@ -154,7 +154,7 @@ class _Run:
             temporary_settings,
         )
 
-        from tasks.telling import wait_for_history
+        from zerotune.tasks.telling import wait_for_history
 
         patience = {PREFECT_CLIENT_MAX_RETRIES: _RETRIES, PREFECT_API_REQUEST_TIMEOUT: _PATIENCE_S}
         unheard = {} if self._has_heartbeats else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
@@ -236,7 +236,7 @@ class RunningStudy:
     """The study that a flow runs.
 
     A command opens its study before the flow starts, so that the fork server is primed while Prefect starts. It hands
-    this object to the flow (`flows.tune.tune_open`), and reads here how the flow left the study.
+    this object to the flow (`zerotune.flows.tune.tune_open`), and reads here how the flow left the study.
     """
 
     study: OpenStudy  # the open study. The flow replaces it when it resumes a search that failed.
@@ -290,8 +290,8 @@ def told_if_ended(what: str, record: Callable[[], StudyRecord | FullExperimentRe
 
 def _report(study: OpenStudy) -> None:
     # Writes the report. If that fails, the study has still completed, and the command says so (`missing_files`).
-    # If the study has searched, it is loaded already (`flows.tune.load_ahead`).
-    from trial_lib.report.html_report import write_report
+    # If the study has searched, it is loaded already (`zerotune.flows.tune.load_ahead`).
+    from zerotune.trial_lib.report.html_report import write_report
 
     try:
         write_report(study.paths)

@@ -130,7 +130,7 @@ class Interrupts:
         import shutil
         import time
 
-        from trial_lib.tracking.runs import leavings
+        from zerotune.trial_lib.tracking.runs import leavings
 
         # Ranks may write until the guard has killed them.
         tried_until, all_left = time.monotonic() + _REMOVAL_S, [*self.leavings, *leavings]

@@ -29,11 +29,12 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed
 
-from flows.interrupts import interrupts
-from flows.prefect_server import ServerError, own_home, run_to_end, up_folder
-from flows.up import POOL
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.prefect_server import ServerError, own_home, run_to_end, up_folder
+from zerotune.flows.up import POOL
 
 DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
+TUNE = "zerotune.flows.tune.tune"
 _LOCAL, _NIGHTLY = "local", "nightly"  # deployments of the flow tune; each other flow has a local one too
 _TAG = "zerotune"  # the automation watches the runs of deployments with this tag
 _CANCEL_S = 35.0  # a full experiment may use 20 s of them to save a checkpoint
@@ -61,6 +62,7 @@ def apply_deployments(work_dir: Path) -> None:
         if nightly is not None:
             schema = client.read_deployment_by_name(f"tune/{_LOCAL}").parameter_openapi_schema
             update = DeploymentUpdate(
+                entrypoint=TUNE,
                 parameter_openapi_schema=schema,
                 parameters={**nightly.parameters, "work_dir": str(work_dir)},
                 tags=sorted({*nightly.tags, _TAG}),

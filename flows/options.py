@@ -13,12 +13,12 @@ import click
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.plan_record import PlanArguments
-from trial_lib.records.candidate import NameOf
-from trial_lib.records.result import SEARCH_METRICS
-from trial_lib.search.methods import METHODS, Method, SearchSettings
-from trial_lib.study.arguments import BATCH_POLICY, StudyArguments
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.plan_record import PlanArguments
+from zerotune.trial_lib.records.candidate import NameOf
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.search.methods import METHODS, Method, SearchSettings
+from zerotune.trial_lib.study.arguments import BATCH_POLICY, StudyArguments
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 

@@ -192,7 +192,8 @@ async def _answer(send: Send, status: int, text: str, headers: MutableMapping[st
 
 
 if __name__ == "__main__":
-    # Python put this folder first on the path, unless it runs with -P. Its modules must only be found as `flows.*`.
+    # Python put this folder first on the path, unless it runs with -P. Its modules must only be found as
+    # `zerotune.flows.*`.
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)
     parser = argparse.ArgumentParser(description=__doc__)

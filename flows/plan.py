@@ -6,14 +6,14 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.states import Cancelled, Completed, Failed, State
 
-from flows.interrupts import interrupts
-from flows.options import checked, shows, work_folder
-from flows.planning import plan_to_end
-from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
-from tasks.results import report_plan
-from tasks.telling import keep_secrets_from_prefect
-from trial_lib.messages.errors import ProgramNotForeseenError
-from trial_lib.plan.plan_record import PlanArguments
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.options import checked, shows, work_folder
+from zerotune.flows.planning import plan_to_end
+from zerotune.tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
+from zerotune.tasks.results import report_plan
+from zerotune.tasks.telling import keep_secrets_from_prefect
+from zerotune.trial_lib.messages.errors import ProgramNotForeseenError
+from zerotune.trial_lib.plan.plan_record import PlanArguments
 
 
 @flow(name="plan", persist_result=False, validate_parameters=True)

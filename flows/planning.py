@@ -21,31 +21,38 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from flows.interrupts import interrupts
-from flows.terminal import print_document, say, say_error, say_ways, telling_still
-from trial_lib.device.this_host import this_host
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.messages.errors import InputError, ProgramNotForeseenError, plain
-from trial_lib.plan.answer import TIME_WORDS, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
-from trial_lib.plan.plan_record import PlanArguments, PlannedArm, PlannedDevices, PlannedRange, PlanPaths, PlanRecord
-from trial_lib.records.units import bytes_shown, percent
-from trial_lib.report.estimate_report import (
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.terminal import print_document, say, say_error, say_ways, telling_still
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.messages.errors import InputError, ProgramNotForeseenError, plain
+from zerotune.trial_lib.plan.answer import TIME_WORDS, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
+from zerotune.trial_lib.plan.plan_record import (
+    PlanArguments,
+    PlannedArm,
+    PlannedDevices,
+    PlannedRange,
+    PlanPaths,
+    PlanRecord,
+)
+from zerotune.trial_lib.records.units import bytes_shown, percent
+from zerotune.trial_lib.report.estimate_report import (
     ArmEstimate,
     EstimateReport,
     MeasuredArm,
     estimate_report,
     simulated_profile,
 )
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.folder import remove_folder
-from trial_lib.study.known_trials import KnownTrials, ProfileFailedError, earlier_trials, run_profile
-from trial_lib.study.limits import SizeLimit, size_limit
-from trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
-from trial_lib.study.open_study import OpenStudy, open_planned, plan_study
-from trial_lib.study.plan_run import PLANNED_FOR, Simulator, run_plan
-from trial_lib.study.simulated_arms import ArmSimulation
-from trial_lib.tracking.sync import PlanSync, Tracker
-from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.folder import remove_folder
+from zerotune.trial_lib.study.known_trials import KnownTrials, ProfileFailedError, earlier_trials, run_profile
+from zerotune.trial_lib.study.limits import SizeLimit, size_limit
+from zerotune.trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
+from zerotune.trial_lib.study.open_study import OpenStudy, open_planned, plan_study
+from zerotune.trial_lib.study.plan_run import PLANNED_FOR, Simulator, run_plan
+from zerotune.trial_lib.study.simulated_arms import ArmSimulation
+from zerotune.trial_lib.tracking.sync import PlanSync, Tracker
+from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
 
 # A plan from its arguments to its folder and to MLflow, for the command and for the flow of deployments.
 
@@ -125,7 +132,7 @@ def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:
     """Writes the page of a plan. If that fails, the plan is complete without it."""
     try:
         # It draws with plotly, which `zerotune show` has no time for.
-        from trial_lib.report.plan_page import write_plan_page
+        from zerotune.trial_lib.report.plan_page import write_plan_page
 
         write_plan_page(paths)
     except Exception as error:  # noqa: BLE001 - whatever cannot be drawn, the figures are in the record

@@ -19,14 +19,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from flows.interrupts import interrupts
-from flows.own_server import CREDENTIAL, LOOPBACK, drawn_credential, entry_link
-from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.processes.watchdog import TiedProcess
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import OWNERS_FILE, make_own, write_whole
-from trial_lib.study.folder import data_folder, made_in_data_folder, require_data_folder
-from trial_lib.tracking.tracking_uri import in_uri
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.own_server import CREDENTIAL, LOOPBACK, drawn_credential, entry_link
+from zerotune.trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.launch.processes.watchdog import TiedProcess
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import OWNERS_FILE, make_own, write_whole
+from zerotune.trial_lib.study.folder import data_folder, made_in_data_folder, require_data_folder
+from zerotune.trial_lib.tracking.tracking_uri import in_uri
 
 # A port that stays this process's own while its server is starting, or starting again.
 
@@ -403,7 +403,7 @@ def require_configured_server() -> None:
     """Checks that the user's server answers. Raises ServerError: it does not answer, or refuses this user."""
     from prefect.client.orchestration import get_client
 
-    from tasks.telling import impatient
+    from zerotune.tasks.telling import impatient
 
     with impatient(retries=1), get_client(sync_client=True) as client:
         error = client.api_healthcheck()
@@ -432,10 +432,10 @@ def require_server_for_all(ray_address: str | None) -> None:
     if ray_address is None or is_configured():
         return
     # Other studies do not need Ray.
-    from trial_lib.study.setup import connect_to_ray
+    from zerotune.trial_lib.study.setup import connect_to_ray
 
     connect_to_ray(ray_address)
-    from trial_lib.launch.ray_cluster import has_other_machines
+    from zerotune.trial_lib.launch.ray_cluster import has_other_machines
 
     if has_other_machines():
         what = "the other hosts of the cluster cannot reach the Prefect server that zerotune starts for itself."

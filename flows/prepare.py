@@ -1,7 +1,7 @@
 """Does once, and without a deadline, what the first command of a fresh machine would have to wait for.
 
-    python -m flows.prepare                   Prefect's database, and the operators that most configurations use
-    python -m flows.prepare EXPERIMENT CODE   only the operators that a study of this experiment uses
+    python -m zerotune.flows.prepare                  Prefect's database, and the operators that most configurations use
+    python -m zerotune.flows.prepare EXPERIMENT CODE  only the operators that a study of this experiment uses
 
 The second needs torch, DeepSpeed and some small packages (`EARLY` in the Makefile), and so it can run while pip still
 installs the rest.
@@ -11,15 +11,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.interrupts import interrupts
-from trial_lib.device.this_host import this_host
-from trial_lib.inputs.entrypoint import default_interpreter
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.starters import OpBuilds, rank_environment
-from trial_lib.messages.errors import InputError
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.limits import supposed_ops
-from trial_lib.study.program import with_build_folder
+from zerotune.flows.interrupts import interrupts
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.inputs.entrypoint import default_interpreter
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.launch.starters import OpBuilds, rank_environment
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.limits import supposed_ops
+from zerotune.trial_lib.study.program import with_build_folder
 
 COMMON_OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
 
@@ -30,7 +30,7 @@ def prepare() -> int:
     An operator that cannot be built is named on standard error, and is no failure: the machine may never need it.
     """
     # Only here: Prefect may not be installed yet where the operators of a study are built ahead.
-    from flows.prefect_server import is_configured, migrate_own_database
+    from zerotune.flows.prefect_server import is_configured, migrate_own_database
 
     if not is_configured():
         say("migrating Prefect's database")
@@ -64,7 +64,7 @@ def main() -> int:
     if not arguments:
         return prepare()
     if len(arguments) != 2:
-        say("usage: python -m flows.prepare [EXPERIMENT CODE]")
+        say("usage: python -m zerotune.flows.prepare [EXPERIMENT CODE]")
         return 2
     try:
         return int(bool(build(ops_of_study(*arguments))))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from flows.interrupts import Aside, interrupts
-from flows.planning import plan_document, show_plan
-from flows.terminal import print_document, say, say_ways, telling_still
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.plan_record import PlanPaths, PlanRecord
-from trial_lib.records.folders import (
+from zerotune.flows.interrupts import Aside, interrupts
+from zerotune.flows.planning import plan_document, show_plan
+from zerotune.flows.terminal import print_document, say, say_ways, telling_still
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.plan_record import PlanPaths, PlanRecord
+from zerotune.trial_lib.records.folders import (
     PLANS,
     FullExperimentPaths,
     FullExperimentRecord,
@@ -22,7 +22,7 @@ from trial_lib.records.folders import (
     StudyStatus,
     work_dir_of,
 )
-from trial_lib.study.folder import (
+from zerotune.trial_lib.study.folder import (
     find_study,
     hold_lock,
     read_record,
@@ -31,9 +31,9 @@ from trial_lib.study.folder import (
     with_own_id,
     write_record,
 )
-from trial_lib.tracking.runs import Answers
-from trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync, Sync
-from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
+from zerotune.trial_lib.tracking.runs import Answers
+from zerotune.trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync, Sync
+from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
 
 # `zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder, and writes a
 # report that is missing there.
@@ -43,7 +43,7 @@ def show_command(study: str | None, as_json: bool) -> int:
     """`study` is a folder, an id, or the name of an experiment. None is the newest study in this folder.
     Raises InputError: there is no such study, or a file in its folder is damaged.
     """
-    from trial_lib.report.read_study import read_study
+    from zerotune.trial_lib.report.read_study import read_study
 
     plan = None if study is None else _plan_root(study)
     if plan is not None:
@@ -56,7 +56,7 @@ def show_command(study: str | None, as_json: bool) -> int:
         return 0
     from rich.console import Console
 
-    from trial_lib.report.tables import print_study
+    from zerotune.trial_lib.report.tables import print_study
 
     # A terminal breaks long lines. A file must not.
     console = Console() if click.get_text_stream("stdout").isatty() else Console(width=200)
@@ -74,7 +74,7 @@ def _write_missing_report(paths: StudyPaths) -> None:
     with contextlib.suppress(InputError):
         if read_record(paths).status not in (StudyStatus.COMPLETED, StudyStatus.FAILED):
             return
-        from trial_lib.report.html_report import write_report
+        from zerotune.trial_lib.report.html_report import write_report
 
         try:
             write_report(paths)

@@ -23,13 +23,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trial_lib.messages.errors import InputError, plain
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import SEARCH_METRICS, Outcome
-from trial_lib.report.study_view import LeaderboardRow, ranked, row_of, trial_columns
-from trial_lib.study.arguments import StudyArguments, metric_with
-from trial_lib.study.history import HistoryReader, StudyState, Told, waiting_trials
+from zerotune.trial_lib.messages.errors import InputError, plain
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome
+from zerotune.trial_lib.report.study_view import LeaderboardRow, ranked, row_of, trial_columns
+from zerotune.trial_lib.study.arguments import StudyArguments, metric_with
+from zerotune.trial_lib.study.history import HistoryReader, StudyState, Told, waiting_trials
 
 _WORD_S = 4.0
 # A write to a terminal whose window or connection was closed.
@@ -75,7 +75,7 @@ def say_ways(label: str, ways: Sequence[str], width: int = 15) -> None:
 def say_link(label: str, address: str) -> None:
     """Prints the address of a page. On a terminal one of `zerotune up`'s servers logs the browser in."""
     # `zerotune --help` needs no server.
-    from flows.prefect_server import link_for_a_person
+    from zerotune.flows.prefect_server import link_for_a_person
 
     say(f"{label}{link_for_a_person(address)}")
 

@@ -19,11 +19,11 @@ from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel
 
-from flows.flow_run import RunningStudy, finish
-from flows.interrupts import interrupts, switch_threads_often
-from flows.options import checked, shows, work_folder
-from tasks.cancellation import SlotWaits, hear_cancellation, is_interrupt, outlive_worker
-from tasks.results import (
+from zerotune.flows.flow_run import RunningStudy, finish
+from zerotune.flows.interrupts import interrupts, switch_threads_often
+from zerotune.flows.options import checked, shows, work_folder
+from zerotune.tasks.cancellation import SlotWaits, hear_cancellation, is_interrupt, outlive_worker
+from zerotune.tasks.results import (
     Progress,
     report,
     report_none,
@@ -35,20 +35,31 @@ from tasks.results import (
     tell_start,
     train,
 )
-from tasks.submit import TrialFuture, submit
-from tasks.telling import impatient_if_away, keep_secrets_from_prefect
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import FULL_EXPERIMENTS, STUDIES, StudyPaths, StudyStatus
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.arguments import MINUTES_OVER, StudyArguments
-from trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, no_answer
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.folder import INTERRUPTED, FinishedError, FolderError, begun_by, folder_error_told, read_record
-from trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
-from trial_lib.study.open_full_experiment import full_experiment_of, new_full_experiment, resume_full_experiment
-from trial_lib.study.open_study import OpenStudy, new_study, require_accepted_config, resume_study
-from trial_lib.study.profile_report import had_engine, profile_failure
-from trial_lib.study.runner import ElsewhereError, Work, WorkEnd
+from zerotune.tasks.submit import TrialFuture, submit
+from zerotune.tasks.telling import impatient_if_away, keep_secrets_from_prefect
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import FULL_EXPERIMENTS, STUDIES, StudyPaths, StudyStatus
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.arguments import MINUTES_OVER, StudyArguments
+from zerotune.trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, no_answer
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.folder import (
+    INTERRUPTED,
+    FinishedError,
+    FolderError,
+    begun_by,
+    folder_error_told,
+    read_record,
+)
+from zerotune.trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
+from zerotune.trial_lib.study.open_full_experiment import (
+    full_experiment_of,
+    new_full_experiment,
+    resume_full_experiment,
+)
+from zerotune.trial_lib.study.open_study import OpenStudy, new_study, require_accepted_config, resume_study
+from zerotune.trial_lib.study.profile_report import had_engine, profile_failure
+from zerotune.trial_lib.study.runner import ElsewhereError, Work, WorkEnd
 
 # Loads in a thread, while trials run, what a study imports later. No device then waits for an import of the search.
 
@@ -65,7 +76,7 @@ def _load(modules: tuple[str, ...]) -> None:
         with contextlib.suppress(Exception):
             import_module(module)
     with contextlib.suppress(Exception):
-        from trial_lib.report.html_report import load_all
+        from zerotune.trial_lib.report.html_report import load_all
 
         load_all()
 

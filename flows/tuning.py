@@ -7,25 +7,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.flow_run import RunningStudy, finish, missing_files, run_flow, told_if_ended
-from flows.interrupts import interrupts
-from flows.prefect_server import ServerError, prefect_server, require_home, require_server_for_all
-from flows.terminal import LiveView, print_document, say, say_ways
-from trial_lib.messages.errors import InputError, plain
-from trial_lib.plan.plan_record import PlannedTrials
-from trial_lib.records.folders import StudyStatus, full_experiment_id
-from trial_lib.records.result import SEARCH_METRICS, Outcome, without_log
-from trial_lib.records.units import NONE_FOUND
-from trial_lib.report.read_study import first_failed
-from trial_lib.report.study_view import leaderboard
-from trial_lib.search.methods import METHODS
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm import answer_of, since_last_study
-from trial_lib.study.folder import INTERRUPTED
-from trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
-from trial_lib.study.history import SUBMITTED_NUMBER
-from trial_lib.study.open_full_experiment import new_full_experiment, read_full_experiment, resume_newest
-from trial_lib.study.open_study import OpenStudy, open_planned, plan_study, require_accepted_config, resume_study
+from zerotune.flows.flow_run import RunningStudy, finish, missing_files, run_flow, told_if_ended
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.prefect_server import ServerError, prefect_server, require_home, require_server_for_all
+from zerotune.flows.terminal import LiveView, print_document, say, say_ways
+from zerotune.trial_lib.messages.errors import InputError, plain
+from zerotune.trial_lib.plan.plan_record import PlannedTrials
+from zerotune.trial_lib.records.folders import StudyStatus, full_experiment_id
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, without_log
+from zerotune.trial_lib.records.units import NONE_FOUND
+from zerotune.trial_lib.report.read_study import first_failed
+from zerotune.trial_lib.report.study_view import leaderboard
+from zerotune.trial_lib.search.methods import METHODS
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.confirm import answer_of, since_last_study
+from zerotune.trial_lib.study.folder import INTERRUPTED
+from zerotune.trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
+from zerotune.trial_lib.study.history import SUBMITTED_NUMBER
+from zerotune.trial_lib.study.open_full_experiment import new_full_experiment, read_full_experiment, resume_newest
+from zerotune.trial_lib.study.open_study import (
+    OpenStudy,
+    open_planned,
+    plan_study,
+    require_accepted_config,
+    resume_study,
+)
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -226,7 +232,7 @@ def _run(study: OpenStudy, as_json: bool) -> int:
                 runs.append(full_experiment_id(study.record.study_id))
 
             def load() -> "Flow[..., Any]":
-                from flows.tune import tune_open
+                from zerotune.flows.tune import tune_open
 
                 return tune_open(running)
 
@@ -338,7 +344,7 @@ def _run_train(full_experiment: FullExperiment, arguments: TrainingArguments, as
             name = full_experiment.record.experiment_id
 
             def load() -> "Flow[..., Any]":
-                from flows.tune import experiment_open
+                from zerotune.flows.tune import experiment_open
 
                 return experiment_open(full_experiment)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-from flows.interrupts import interrupts
-from flows.own_server import CREDENTIAL, USER, drawn_credential
-from flows.prefect_server import (
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.own_server import CREDENTIAL, USER, drawn_credential
+from zerotune.flows.prefect_server import (
     LOOPBACK,
     HeldPort,
     ServerError,
@@ -30,10 +30,15 @@ from flows.prefect_server import (
     stop,
     up_folder,
 )
-from flows.terminal import say, say_link
-from trial_lib.messages.errors import InputError
-from trial_lib.tracking.runs import schema_lock
-from trial_lib.tracking.tracking_uri import artifact_location, default_tracking_uri, sqlite_file, without_password
+from zerotune.flows.terminal import say, say_link
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.tracking.runs import schema_lock
+from zerotune.trial_lib.tracking.tracking_uri import (
+    artifact_location,
+    default_tracking_uri,
+    sqlite_file,
+    without_password,
+)
 
 POOL = "zerotune"  # the work pool
 HEARTBEAT_S = 30
@@ -160,7 +165,7 @@ def _start(
     os.environ.update(client_environment(api_url, credential), PREFECT_HOME=str(own_home()))
     record_servers(api_url, mlflow_url, credential)
     # Prefect's client takes seconds to import, which is less than the server takes to start.
-    deployments = interrupts.aside(lambda: importlib.import_module("flows.local_deployments"))
+    deployments = interrupts.aside(lambda: importlib.import_module("zerotune.flows.local_deployments"))
     prefect.wait_until_ready()
     deployments.apply_deployments(work_dir)
     lost = deployments.name_lost_runs()

@@ -20,9 +20,9 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Running
 from rich.console import Console
 
-from tasks.telling import impatient, told_if_possible
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study.history import waiting_trials
+from zerotune.tasks.telling import impatient, told_if_possible
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study.history import waiting_trials
 
 _PERIOD_S, _PATIENCE_S = 3.0, 4.0
 # Read at the start of this process, when a process worker is still its parent.

@@ -15,13 +15,13 @@ from prefect.states import Completed, Crashed, State
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
 
-from tasks.telling import keep_secrets_from_prefect, said, said_of_sizes, told_if_possible
-from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
-from trial_lib.launch.ray_cluster import HostLostError, RayPlace, carry_out, is_loss, options_of
-from trial_lib.launch.ray_host import ClusterOrder, Delivery
-from trial_lib.records.result import TrialResult
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.runner import Work
+from zerotune.tasks.telling import keep_secrets_from_prefect, said, said_of_sizes, told_if_possible
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
+from zerotune.trial_lib.launch.ray_cluster import HostLostError, RayPlace, carry_out, is_loss, options_of
+from zerotune.trial_lib.launch.ray_host import ClusterOrder, Delivery
+from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.runner import Work
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)

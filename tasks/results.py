@@ -16,19 +16,19 @@ from prefect.artifacts import (
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
-from tasks.cancellation import hear_cancellation
-from tasks.telling import in_words, link_to_mlflow, told_if_possible
-from trial_lib.inputs.known_secrets import sent_command
-from trial_lib.launch.full_training import TrainingEnd
-from trial_lib.launch.trial_files import uncovered_after_all
-from trial_lib.messages.files import write_whole
-from trial_lib.plan.answer import fewest_sentence, likelihood
-from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord
-from trial_lib.records.result import SEARCH_METRICS
-from trial_lib.records.switches import deepspeed_part
-from trial_lib.records.units import bytes_shown
-from trial_lib.report.study_view import leaderboard, trial_columns
-from trial_lib.study.confirm import (
+from zerotune.tasks.cancellation import hear_cancellation
+from zerotune.tasks.telling import in_words, link_to_mlflow, told_if_possible
+from zerotune.trial_lib.inputs.known_secrets import sent_command
+from zerotune.trial_lib.launch.full_training import TrainingEnd
+from zerotune.trial_lib.launch.trial_files import uncovered_after_all
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.plan.answer import fewest_sentence, likelihood
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.records.switches import deepspeed_part
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.report.study_view import leaderboard, trial_columns
+from zerotune.trial_lib.study.confirm import (
     Answer,
     NoAnswer,
     answer_of,
@@ -38,12 +38,12 @@ from trial_lib.study.confirm import (
     starting_from,
     write_answer,
 )
-from trial_lib.study.confirmation import Confirmed
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.full_experiment import FullExperiment
-from trial_lib.study.limits import size_limit
-from trial_lib.study.profile_report import model_notes, program_notes, report_profile
-from trial_lib.tracking.sync import Tracker
+from zerotune.trial_lib.study.confirmation import Confirmed
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.full_experiment import FullExperiment
+from zerotune.trial_lib.study.limits import size_limit
+from zerotune.trial_lib.study.profile_report import model_notes, program_notes, report_profile
+from zerotune.trial_lib.tracking.sync import Tracker
 
 
 def _log(driver: StudyDriver, *lines: str) -> None:

@@ -8,11 +8,11 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import State
 
-from tasks.telling import said, said_of_sizes, told_if_possible
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.history import Withdrawn
-from trial_lib.study.runner import Work
+from zerotune.tasks.telling import said, said_of_sizes, told_if_possible
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.history import Withdrawn
+from zerotune.trial_lib.study.runner import Work
 
 # The work of one process group as one Prefect task run: a trial, or a sweep of several micro-batch sizes.
 
@@ -63,7 +63,7 @@ def submit(driver: StudyDriver, work: Work) -> TrialFuture:
     """Starts work in the background. Its results arrive at `driver.next_ended`."""
     if driver.setup.arguments.ray_address is not None:
         # Other studies do not need Ray.
-        from tasks.ray_trial import submit_to_ray
+        from zerotune.tasks.ray_trial import submit_to_ray
 
         return submit_to_ray(driver, work)
     kind = trial if work.sweep is None else sweep

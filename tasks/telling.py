@@ -40,8 +40,8 @@ from prefect.settings import (
 )
 from prefect.states import Completed, Failed, Running, State
 
-from trial_lib.inputs.known_secrets import KnownSecrets, known_here, sent_document, sent_text
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, known_here, sent_document, sent_text
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 
 # By default the client retries for a minute. One retry is enough for a server that is busy.
 _RETRIES = 1

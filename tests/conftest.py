@@ -20,23 +20,23 @@ from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
 from training_fixtures import Trainings
 
-from flows.own_server import drawn_credential
-from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.rank_starter import RankStarter
-from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from trial_lib.launch.trial import Program, TrialPlan, run_trial
-from trial_lib.launch.trial_files import layer_refusal
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import TrialResult
+from zerotune.flows.own_server import drawn_credential
+from zerotune.trial_lib.deepspeed_config.overrides import config_hash
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.rank_starter import RankStarter
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
+from zerotune.trial_lib.launch.trial import Program, TrialPlan, run_trial
+from zerotune.trial_lib.launch.trial_files import layer_refusal
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import TrialResult
 
 if TYPE_CHECKING:
     from full_experiment_fixtures import Folder
     from playwright.sync_api import Browser
 
-    from flows.prefect_server import PrefectServer
+    from zerotune.flows.prefect_server import PrefectServer
 
 # As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -219,7 +219,7 @@ def way_of_files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: py
     """How the trials of this test leave the user's files alone."""
     way: str = request.param
     if way == "intercepted":
-        monkeypatch.setattr("trial_lib.launch.trial.layer_for", lambda *_: None)
+        monkeypatch.setattr("zerotune.trial_lib.launch.trial.layer_for", lambda *_: None)
     elif refusal := layer_refusal(tmp_path):
         pytest.skip(f"this host has no layered folders: {refusal}")
     return way

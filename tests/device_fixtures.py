@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import this_host
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import this_host
 
 WANTING = "needs "
 ON_CORES = "`CUDA_VISIBLE_DEVICES= make test` runs those of several devices, and the cores' own, on this host's cores."

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.launch.rank_starter import Program
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
 
 PROGRAMS = Path(__file__).parent / "programs"
 

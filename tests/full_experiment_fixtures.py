@@ -17,11 +17,11 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune
 
-from flows import prefect_server
-from flows.prefect_server import PrefectServer
-from trial_lib.launch.full_training import TrainingEnd
-from trial_lib.records.folders import FullExperimentPaths
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from zerotune.flows import prefect_server
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.launch.full_training import TrainingEnd
+from zerotune.trial_lib.records.folders import FullExperimentPaths
+from zerotune.trial_lib.study.full_experiment import FullExperiment, TrainingArguments
 
 PROGRAM = Path(__file__).parent / "programs" / "full_experiment"
 SCRIPT = "python3 train.py --deepspeed_config ds_config.json"

@@ -15,9 +15,9 @@ from server_fixtures import free_port
 from study_fixtures import Study, Zerotune, left_in
 
 from benchmarks.programs.commands import read
-from flows.prefect_server import PrefectServer
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 OTHERS = Path(__file__).parent / "programs" / "others"
 Triple = tuple[int, int, int]

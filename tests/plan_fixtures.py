@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from trial_lib.messages.foreseen_run import (
+from zerotune.trial_lib.messages.foreseen_run import (
     KINDS,
     MOMENTS,
     PLACES,
@@ -14,7 +14,7 @@ from trial_lib.messages.foreseen_run import (
     Operation,
     Storage,
 )
-from trial_lib.plan.plan_record import (
+from zerotune.trial_lib.plan.plan_record import (
     PlannedArm,
     PlannedCount,
     PlannedDevices,

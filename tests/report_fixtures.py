@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.folders import StudyPaths
 
 RECORDED = Path(__file__).parent / "recorded_study"
 PICTURED = Path(__file__).parents[1] / "docs" / "images" / "study"

@@ -9,15 +9,15 @@ from typing import Any
 
 import yaml
 
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyStatus
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, write_answer
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.open_study import OpenStudy, new_study, resume_study
-from trial_lib.study.runner import Work
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyStatus
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, write_answer
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.open_study import OpenStudy, new_study, resume_study
+from zerotune.trial_lib.study.runner import Work
 
 BASE: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,

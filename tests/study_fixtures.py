@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 from device_fixtures import need
 
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import TrialResult
-from trial_lib.study.history import Asked, Event, Stopped, Told, read_history
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.study.history import Asked, Event, Stopped, Told, read_history
 
 BIN = Path(sys.executable).parent
 TINY = Path(__file__).parent / "programs" / "tiny_study"
@@ -252,7 +252,7 @@ def migrated_home(root: Path) -> Path:
     """Returns the folder of ZeroTune's own Prefect home, its database migrated: some ten seconds, for all tests."""
     home = root / "zerotune-home"
     if not home.exists():
-        code = "from flows.prefect_server import migrate_own_database; migrate_own_database()"
+        code = "from zerotune.flows.prefect_server import migrate_own_database; migrate_own_database()"
         environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
         subprocess.run([sys.executable, "-c", code], env={**environment, "XDG_DATA_HOME": str(home)}, check=True)
     return home

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.setup import StudySetup
 
 
 def setup_of(experiment: Experiment, folder: Path, device: str = "cuda", **arguments: object) -> StudySetup:

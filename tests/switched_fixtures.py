@@ -7,8 +7,8 @@ from pathlib import Path
 
 from study_fixtures import Study, Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.result import Outcome
 
 SWITCHED = Path(__file__).parent / "programs" / "switched"
 COMMAND = ("deepspeed", "--num_gpus", "1", "train.py", "--deepspeed_config", "ds_config.json")

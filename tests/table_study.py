@@ -20,23 +20,23 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.replay.space_of_table import nearest  # noqa: E402
 from benchmarks.replay.table import TableWorld  # noqa: E402
-from trial_lib.launch import sweep, trial  # noqa: E402
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd  # noqa: E402
-from trial_lib.messages.orders import (  # noqa: E402  # noqa: E402
+from zerotune.trial_lib.launch import sweep, trial  # noqa: E402
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd  # noqa: E402
+from zerotune.trial_lib.messages.orders import (  # noqa: E402  # noqa: E402
     Import,
     RankOrder,
     SizeMemory,
     SizeOrder,
     will_fit,
 )
-from trial_lib.records.candidate import Candidate  # noqa: E402
-from trial_lib.records.result import Outcome, TrialResult  # noqa: E402
-from trial_lib.study import open_study  # noqa: E402
-from trial_lib.study.arguments import StudyArguments  # noqa: E402
-from trial_lib.study.confirm import next_confirming_plan  # noqa: E402
-from trial_lib.study.driver import StudyDriver  # noqa: E402
-from trial_lib.study.open_study import OpenStudy, new_study, resume_study  # noqa: E402
-from trial_lib.study.runner import Work  # noqa: E402
+from zerotune.trial_lib.records.candidate import Candidate  # noqa: E402
+from zerotune.trial_lib.records.result import Outcome, TrialResult  # noqa: E402
+from zerotune.trial_lib.study import open_study  # noqa: E402
+from zerotune.trial_lib.study.arguments import StudyArguments  # noqa: E402
+from zerotune.trial_lib.study.confirm import next_confirming_plan  # noqa: E402
+from zerotune.trial_lib.study.driver import StudyDriver  # noqa: E402
+from zerotune.trial_lib.study.open_study import OpenStudy, new_study, resume_study  # noqa: E402
+from zerotune.trial_lib.study.runner import Work  # noqa: E402
 
 REPLAY = ROOT / "benchmarks" / "replay"
 TRIAL_S = 0.005

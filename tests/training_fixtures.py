@@ -13,11 +13,11 @@ from typing import Any
 from beside_fixtures import own_first
 from device_fixtures import need
 
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, Program, RankStarter, rank_requests
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.orders import SPEC_VARIABLE, TrainingOrder, TrainingSpec
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, Program, RankStarter, rank_requests
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.orders import SPEC_VARIABLE, TrainingOrder, TrainingSpec
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TRIAL_CLASSES = Path(__file__).parent / "programs" / "trial_classes"
@@ -134,7 +134,7 @@ class Trainings:
                 **spec,
             },
         ).write(folder / "training.json")
-        target, arguments = {"module": "trial_lib.training"}, [str(folder / "training.json")]
+        target, arguments = {"module": "zerotune.trial_lib.training"}, [str(folder / "training.json")]
         return self._train(folder, target, arguments, slots, environment or {}, deadline_s)
 
     def run_script(
@@ -188,7 +188,7 @@ class Trainings:
             ranks = rank_requests(program, host, (own_first(host.slots) * slots)[:slots], port, logs)
             request = LaunchRequest(
                 sys.executable,
-                "trial_lib.rank.rank:train",
+                "zerotune.trial_lib.rank.rank:train",
                 order.to_json(),
                 str(program.model_dir),
                 ranks,

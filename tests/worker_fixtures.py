@@ -16,11 +16,11 @@ import psutil
 from server_fixtures import free_port
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive
 
-from flows.prefect_server import HeldPort
-from flows.up import HEARTBEAT_S
+from zerotune.flows.prefect_server import HeldPort
+from zerotune.flows.up import HEARTBEAT_S
 
 POOL = "tests"
-TUNE = "flows.tune.tune"
+TUNE = "zerotune.flows.tune.tune"
 
 
 class Api:
@@ -174,7 +174,7 @@ def process_worker(folder: Path, home: Path, api_url: str, name: str = "tests") 
 @contextlib.contextmanager
 def whole_server(folder: Path) -> Iterator[str]:
     """Yields the API of a Prefect server with all its services, as `zerotune up` starts it."""
-    from flows.up import prefect_service
+    from zerotune.flows.up import prefect_service
 
     port = HeldPort(free_port())
     service = prefect_service(port, os.environ["PREFECT_API_AUTH_STRING"], folder)

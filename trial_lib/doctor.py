@@ -27,20 +27,26 @@ from urllib.parse import unquote, urlsplit
 import certifi
 from pydantic import TypeAdapter
 
-from trial_lib.device.base import DeviceCondition, Host
-from trial_lib.device.cuda_variables import unread_architectures
-from trial_lib.device.nvml import driver_version
-from trial_lib.device.this_host import kind_of, this_host
-from trial_lib.launch.device_watch import company_said, neighbour
-from trial_lib.launch.locks import own_folder
-from trial_lib.launch.processes import environment_check
-from trial_lib.launch.processes.channel import NoAnswerError, Question
-from trial_lib.launch.processes.jit_builds import build_folders, is_stale
-from trial_lib.launch.trial_files import UNCOVERED, layer_refusal
-from trial_lib.messages import shared_segments
-from trial_lib.messages.errors import InputError
-from trial_lib.records.units import bytes_shown
-from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database, is_server, sqlite_file, without_password
+from zerotune.trial_lib.device.base import DeviceCondition, Host
+from zerotune.trial_lib.device.cuda_variables import unread_architectures
+from zerotune.trial_lib.device.nvml import driver_version
+from zerotune.trial_lib.device.this_host import kind_of, this_host
+from zerotune.trial_lib.launch.device_watch import company_said, neighbour
+from zerotune.trial_lib.launch.locks import own_folder
+from zerotune.trial_lib.launch.processes import environment_check
+from zerotune.trial_lib.launch.processes.channel import NoAnswerError, Question
+from zerotune.trial_lib.launch.processes.jit_builds import build_folders, is_stale
+from zerotune.trial_lib.launch.trial_files import UNCOVERED, layer_refusal
+from zerotune.trial_lib.messages import shared_segments
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.tracking.tracking_uri import (
+    default_tracking_uri,
+    is_database,
+    is_server,
+    sqlite_file,
+    without_password,
+)
 
 
 class Verdict(str, Enum):
@@ -202,7 +208,7 @@ def check_devices(found: DevicesFound | InputError) -> list[Check]:
 # What a rank needs to train: torch and DeepSpeed, and the tools that build its ops.
 
 _ANSWER_S = 60.0
-_CHECK = "trial_lib.launch.processes.environment_check"
+_CHECK = "zerotune.trial_lib.launch.processes.environment_check"
 ENVIRONMENT, OPS, LOCKS, COMPILER = "environment", "ops", "build locks", "compiler"
 
 
@@ -222,7 +228,7 @@ def devices() -> DevicesFound:
     """Raises InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on."""
     where = "the NVIDIA driver"
     try:
-        found = Question(sys.executable, os.environ, "trial_lib.doctor").answer(_ANSWER_S)
+        found = Question(sys.executable, os.environ, "zerotune.trial_lib.doctor").answer(_ANSWER_S)
     except TimeoutError:
         what = f"it has not listed the GPUs within {_ANSWER_S:.0f} s."
         raise InputError(what, where=where, remedy="See whether `nvidia-smi` hangs; if so, restart the host.") from None
@@ -274,7 +280,7 @@ def check_ops(report: Mapping[str, Any] | str, wanted: Sequence[str]) -> Check:
     return ok(OPS, said)
 
 
-_AHEAD = "python -m flows.prepare"
+_AHEAD = "python -m zerotune.flows.prepare"
 _SILENT = "DeepSpeed does not say why"
 
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import OVERWRITES, TRAINING_ARGUMENTS, DeepSpeedConfig
-from trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.orders import training_spec_of_this_rank
+from zerotune.trial_lib.deepspeed_config.overrides import OVERWRITES, TRAINING_ARGUMENTS, DeepSpeedConfig
+from zerotune.trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.orders import training_spec_of_this_rank
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trial_lib.messages.statistics import largest_fall
+from zerotune.trial_lib.messages.statistics import largest_fall
 
 OUT = Path(__file__).parents[1] / "results" / "nights.json"
 # What varies from process to process and from night to night, and what a study assumes of the second beforehand.

@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirmation import Confirmation, Contender, Finding
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.open_study import new_study
-from trial_lib.study.runner import Work
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender, Finding
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.open_study import new_study
+from zerotune.trial_lib.study.runner import Work
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "confirm_aa.json"

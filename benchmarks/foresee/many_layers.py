@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.foresee.few_layers import zero_of_few
-from trial_lib.launch.rank_starter import Program
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.fits import by_size
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.fits import by_size
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
 
 LAYERS = 64
 RESULT = Path(__file__).parents[1] / "results" / "foreseen_many_layers.json"

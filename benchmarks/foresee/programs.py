@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.foresee.program_list import ROOT, Foreseeable, all_programs
-from trial_lib.device.this_host import this_host
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.rank_starter import Program, RankStarter
-from trial_lib.messages.foreseen_run import PLACES, ForeseenRun
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
-from trial_lib.records.folders import TrialPaths
-from trial_lib.study.plans import trial_spec
-from trial_lib.study.program import environment_of, program_of
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.launch.rank_starter import Program, RankStarter
+from zerotune.trial_lib.messages.foreseen_run import PLACES, ForeseenRun
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.study.plans import trial_spec
+from zerotune.trial_lib.study.program import environment_of, program_of
+from zerotune.trial_lib.study.typed_command import read_command
 
 RESULT = ROOT / "benchmarks" / "results" / "foreseen_programs.json"
 DEADLINE_S = 120.0

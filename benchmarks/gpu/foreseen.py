@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.kit import MODELS, SHAPES
-from trial_lib.launch.rank_starter import Program
-from trial_lib.plan.device_memory import AllocatorSettings, replay
-from trial_lib.plan.fits import outside_pytorch, workspaces
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.plan.device_memory import AllocatorSettings, replay
+from zerotune.trial_lib.plan.fits import outside_pytorch, workspaces
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
 
 RESULTS = Path(__file__).parents[1] / "results"
 MEASURED = RESULTS / "gpu_h200_memory.json"

@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.foreseen_steps import DEVICE, RESULTS, rounded
-from trial_lib.messages.foreseen_run import Operation
-from trial_lib.plan.devices import Cluster, Efficiencies, copy_seconds, kernel_seconds, known_devices
-from trial_lib.plan.simulate.logs import cost_of
+from zerotune.trial_lib.messages.foreseen_run import Operation
+from zerotune.trial_lib.plan.devices import Cluster, Efficiencies, copy_seconds, kernel_seconds, known_devices
+from zerotune.trial_lib.plan.simulate.logs import cost_of
 
 OUTPUT = RESULTS / "gpu_h200_rates_foreseen.json"
 _CLUSTER, _CONSTANTS = Cluster(device=known_devices()[DEVICE]), Efficiencies()

@@ -19,12 +19,12 @@ from typing import Any
 from benchmarks.gpu.kit import MODELS, SHAPES, Shape
 from benchmarks.gpu.refit import MeasuredStep, refit
 from benchmarks.gpu.stages.switches import CASES
-from trial_lib.launch.rank_starter import Program
-from trial_lib.plan.device_memory import AllocatorSettings, replay
-from trial_lib.plan.devices import Cluster, known_devices
-from trial_lib.plan.fits import workspaces
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
-from trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.plan.device_memory import AllocatorSettings, replay
+from zerotune.trial_lib.plan.devices import Cluster, known_devices
+from zerotune.trial_lib.plan.fits import workspaces
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.plan.step_time import planned_step
 
 RESULTS = Path(__file__).parents[1] / "results"
 OUTPUT = RESULTS / "gpu_h200_steps_foreseen.json"

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.gpu.report import Report
-from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import kind_of
-from trial_lib.launch.locks import host_lock_dir, reserved_port
-from trial_lib.launch.rank_starter import Program, RankStarter
-from trial_lib.launch.slots import held_slots
-from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from trial_lib.launch.sweep import run_sweep
-from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.messages.orders import StepWindow, TrainingSpec
-from trial_lib.records.candidate import Candidate, Purpose, Sweep
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.deepspeed_config.overrides import config_hash
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.launch.locks import host_lock_dir, reserved_port
+from zerotune.trial_lib.launch.rank_starter import Program, RankStarter
+from zerotune.trial_lib.launch.slots import held_slots
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
+from zerotune.trial_lib.launch.sweep import run_sweep
+from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.messages.orders import StepWindow, TrainingSpec
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
 
 Case = TypeVar("Case")
 MODELS = Path(__file__).with_name("models")
@@ -179,7 +179,7 @@ class Kit:
         if as_class:
             hparams = {"deepspeed_config": str(paths.ds_config), **vars(shape)}
             spec = TrainingSpec(trial="model_def:LlamaTrial", hparams=hparams, tensorboard=str(paths.tensorboard))
-            target, words, options = {"module": "trial_lib.training"}, [str(paths.training_spec)], ()
+            target, words, options = {"module": "zerotune.trial_lib.training"}, [str(paths.training_spec)], ()
         else:
             words += shape.options
         return TrialPlan(

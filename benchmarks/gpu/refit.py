@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.devices import CONSTANTS, Cluster, Constant, Efficiencies
-from trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.devices import CONSTANTS, Cluster, Constant, Efficiencies
+from zerotune.trial_lib.plan.step_time import planned_step
 
 NOISE = 0.06
 _ROUNDS, _LONGEST = 12, 0.5

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.files import write_whole
 
 PASS, FAIL, LEFT_OUT = "pass", "fail", "left out"
 

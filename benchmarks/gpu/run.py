@@ -130,8 +130,8 @@ def kill(process: psutil.Popen) -> None:
 def be_stage(stage: str, device: str, out: Path, part: tuple[int, int]) -> int:
     """Runs a part of a stage in this process."""
     from benchmarks.gpu.kit import Kit
-    from trial_lib.device.this_host import this_host
-    from trial_lib.launch.locks import host_lock_dir, own_folder
+    from zerotune.trial_lib.device.this_host import this_host
+    from zerotune.trial_lib.launch.locks import host_lock_dir, own_folder
 
     report = reports.Report(out / f"{reports.name_of(stage, part)}.json", stage, device)
     host = this_host()

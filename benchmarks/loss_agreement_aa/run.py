@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.programs.commands import OWN, REDUCTIONS, Program, others
 from benchmarks.programs.trials import trials_of
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
-from trial_lib.study.loss_agreement import LossCourse, compare
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.study.loss_agreement import LossCourse, compare
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "loss_agreement_aa.json"

@@ -9,9 +9,9 @@ from rich.table import Table
 from benchmarks.memory_model.foresee import FORESEEN, PROGRAMS
 from benchmarks.memory_model.run import completed_of, measured, rows_by_arm
 from benchmarks.replay.recorded import RecordedTable, read_table
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel
 
 RESULTS = FORESEEN.parents[1] / "results" / "first_predictions.json"
 FIGURES = ("formulas", "foreseen")

@@ -12,15 +12,15 @@ from typing import Any
 
 from benchmarks.replay.recorded import RecordedTable, read_table
 from benchmarks.replay.space_of_table import space_of
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH, overwrite_deepspeed_config
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.launch.rank_starter import Program
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.messages.files import write_all
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.arm_bytes import foreseen_arm
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
-from trial_lib.study.program import environment_of, program_of
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH, overwrite_deepspeed_config
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.messages.files import write_all
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.arm_bytes import foreseen_arm
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.study.program import environment_of, program_of
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 FORESEEN = HERE / "foreseen"

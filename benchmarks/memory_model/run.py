@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.replay.recorded import RecordedTable, TableRow, read_table
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel
-from trial_lib.search.methods import AdaptiveSettings
-from trial_lib.search.zero_settings import arm_label
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.search.methods import AdaptiveSettings
+from zerotune.trial_lib.search.zero_settings import arm_label
 
 TABLES = Path(__file__).parents[1] / "replay" / "tables"
 FORESEEN = Path(__file__).parent / "foreseen"

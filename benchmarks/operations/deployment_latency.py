@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.prefect_server import log_in
+from zerotune.flows.prefect_server import log_in
 
 PREFECT_PORT, MLFLOW_PORT = 42_871, 42_872
 API_URL = f"http://127.0.0.1:{PREFECT_PORT}/api"

@@ -8,9 +8,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trial_lib.launch.processes import channel
-from trial_lib.launch.rank_starter import Launched, LaunchRequest
-from trial_lib.messages.orders import Import, RankOrder, SizeOrder
+from zerotune.trial_lib.launch.processes import channel
+from zerotune.trial_lib.launch.rank_starter import Launched, LaunchRequest
+from zerotune.trial_lib.messages.orders import Import, RankOrder, SizeOrder
 
 MIB = 2**20
 PROFILE = {

@@ -67,10 +67,10 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     os.chdir(folder)
     os.environ["FORCE_COLOR"] = "1"  # the table, as in a terminal
     from benchmarks.operations.instant_starter import InstantStarter, stand_in
-    from flows import terminal, tuning
-    from trial_lib.study import setup
-    from trial_lib.study.arguments import StudyArguments
-    from trial_lib.tracking import sync
+    from zerotune.flows import terminal, tuning
+    from zerotune.trial_lib.study import setup
+    from zerotune.trial_lib.study.arguments import StudyArguments
+    from zerotune.trial_lib.tracking import sync
 
     refreshes: list[tuple[int, float]] = []  # trials so far, seconds that a refresh of the table took
     sends: list[float] = []
@@ -167,7 +167,7 @@ def home() -> Iterator[Path]:
         os.environ["XDG_DATA_HOME"] = f"{folder}/home"
         for name in ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
             os.environ.pop(name, None)
-        migrate = "from flows.prefect_server import migrate_own_database; migrate_own_database()"
+        migrate = "from zerotune.flows.prefect_server import migrate_own_database; migrate_own_database()"
         subprocess.run([sys.executable, "-c", migrate], check=True)
         yield Path(folder)
 

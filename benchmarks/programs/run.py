@@ -20,11 +20,11 @@ import psutil
 
 from benchmarks.programs.commands import OWN, Program, others, read, split_variables
 from benchmarks.programs.trials import Trials, trials_of
-from trial_lib.deepspeed_config.overrides import resolve_batch
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.locks import host_lock_dir
-from trial_lib.launch.slots import held_slots
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.deepspeed_config.overrides import resolve_batch
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.locks import host_lock_dir
+from zerotune.trial_lib.launch.slots import held_slots
+from zerotune.trial_lib.records.result import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "programs.json"

@@ -7,14 +7,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks.programs.commands import Program
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.open_study import new_study
-from trial_lib.study.runner import Work
-from trial_lib.study.typed_command import check_mappings
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.open_study import new_study
+from zerotune.trial_lib.study.runner import Work
+from zerotune.trial_lib.study.typed_command import check_mappings
 
 
 class Trials:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.promise.run import RESULTS, Trials, environment, mean_ratio, programs
-from trial_lib.launch.locks import reserved_port
-from trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.records.candidate import Candidate
 
 TURN_S = 0.3
 TRIAL_STEPS = 36

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.open_study import new_study
-from trial_lib.study.runner import Work
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.open_study import new_study
+from zerotune.trial_lib.study.runner import Work
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs" / "any"

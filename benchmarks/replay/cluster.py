@@ -13,13 +13,13 @@ from typing import Any
 
 from benchmarks.replay.cluster_model import DEVICE_BYTES, Cluster, Transformer, Zero
 from benchmarks.replay.world import World
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Memory, ModelProfile, TrialResult
-from trial_lib.search.allocations import ForeseenArm, SizeLine
-from trial_lib.search.base import ExpectedArm, SearchProblem, key_of
-from trial_lib.search.knobs import Arm, Knob, SearchSpace
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Memory, ModelProfile, TrialResult
+from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
+from zerotune.trial_lib.search.base import ExpectedArm, SearchProblem, key_of
+from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace
 
 CLUSTERS = {
     "1.3B on 8": Cluster(8, Transformer(layers=24, hidden=2048, sequence=2048, recompute=False)),

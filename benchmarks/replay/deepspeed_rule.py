@@ -9,11 +9,11 @@ import random
 from collections.abc import Generator
 from typing import Any
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import TrialResult
-from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.knobs import LEFT_OPEN, Arm
-from trial_lib.search.methods import SearchSettings
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.search.base import Search, SearchProblem
+from zerotune.trial_lib.search.knobs import LEFT_OPEN, Arm
+from zerotune.trial_lib.search.methods import SearchSettings
 
 PERCENT_DIFF = 0.05  # constants.METRIC_PERCENT_DIFF_CONST
 TUNING_SIZES = 3  # constants.AUTOTUNING_NUM_TUNING_MICRO_BATCH_SIZES_DEFAULT

@@ -10,10 +10,10 @@ from itertools import count
 from benchmarks.replay.recorded import key_of
 from benchmarks.replay.stopping import stopped_after
 from benchmarks.replay.world import START_UP, World
-from trial_lib.messages.orders import SizeMemory, will_fit
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.base import Search
+from zerotune.trial_lib.messages.orders import SizeMemory, will_fit
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.base import Search
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Any
 from benchmarks.replay.deepspeed_rule import DeepSpeedRule
 from benchmarks.replay.tpe import TpeSearch
 from benchmarks.replay.world import World
-from trial_lib.search.base import Search
-from trial_lib.search.methods import METHODS as OWN
-from trial_lib.search.methods import SearchSettings
+from zerotune.trial_lib.search.base import Search
+from zerotune.trial_lib.search.methods import METHODS as OWN
+from zerotune.trial_lib.search.methods import SearchSettings
 
 METHODS = (*(method.name for method in OWN.values() if method.confirms_winner), "tpe", "deepspeed")
 

@@ -23,14 +23,14 @@ from benchmarks.replay.methods import create
 from benchmarks.replay.run import ALL_CLUSTERS, TABLES, world_of
 from benchmarks.replay.whole_cluster import WHOLE_CLUSTERS
 from benchmarks.replay.world import World
-from trial_lib.deepspeed_config.layout import AUTOTP
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH, overwrite_deepspeed_config
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import TrialResult
-from trial_lib.records.switches import PROGRAM, switches_of
-from trial_lib.search.base import Search
-from trial_lib.search.knobs import get_knob
-from trial_lib.study.confirmation import Confirmation, Contender, ranking
+from zerotune.trial_lib.deepspeed_config.layout import AUTOTP
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH, overwrite_deepspeed_config
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.records.switches import PROGRAM, switches_of
+from zerotune.trial_lib.search.base import Search
+from zerotune.trial_lib.search.knobs import get_knob
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender, ranking
 
 SWITCHED = Path(__file__).parent / "switched_tables"
 RESULTS = Path(__file__).parents[1] / "results" / "replay_never_worse.json"

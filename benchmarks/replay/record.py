@@ -16,21 +16,21 @@ from datetime import timedelta
 from pathlib import Path
 
 from benchmarks.replay.recorded import RecordedTable, TableHead, TableRow, append_line, key_of, read_table
-from flows.interrupts import interrupts
-from flows.planning import passing_study
-from flows.terminal import say, say_error
-from trial_lib.deepspeed_config.layout import Replicas
-from trial_lib.deepspeed_config.overrides import ACCUMULATION
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import drop_torn_tail
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
-from trial_lib.report.study_view import flat_knobs
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.known_trials import ProfileFailedError, run_profile
-from trial_lib.study.limits import study_space
-from trial_lib.study.runner import Work
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.planning import passing_study
+from zerotune.flows.terminal import say, say_error
+from zerotune.trial_lib.deepspeed_config.layout import Replicas
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import drop_torn_tail
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from zerotune.trial_lib.report.study_view import flat_knobs
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.known_trials import ProfileFailedError, run_profile
+from zerotune.trial_lib.study.limits import study_space
+from zerotune.trial_lib.study.runner import Work
 
 MOST_CANDIDATES = 20_000
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import LineReader, append
-from trial_lib.records.candidate import Candidate, FrozenRecord
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import LineReader, append
+from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
 
 VERSION = 1
 # A table is a file of the user's that colleagues may read. The umask applies.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from benchmarks.replay.driver import Replay
 from benchmarks.replay.world import World
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
 
 
 @dataclass(frozen=True)

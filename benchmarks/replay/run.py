@@ -26,7 +26,7 @@ from benchmarks.replay.stopping import replay_stopping
 from benchmarks.replay.table import TableWorld
 from benchmarks.replay.whole_cluster import WHOLE_CLUSTERS, WholeClusterWorld
 from benchmarks.replay.world import World
-from trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.allocations import ForeseenArm
 
 TABLES = Path(__file__).parent / "tables"
 RESULTS = Path(__file__).parents[1] / "results" / "replay.json"

@@ -5,11 +5,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import AUTOTP
-from trial_lib.inputs.search_space import coarse_switches
-from trial_lib.messages.turned import is_turned
-from trial_lib.records.switches import PROGRAM, switches_of
-from trial_lib.search.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
+from zerotune.trial_lib.deepspeed_config.layout import AUTOTP
+from zerotune.trial_lib.inputs.search_space import coarse_switches
+from zerotune.trial_lib.messages.turned import is_turned
+from zerotune.trial_lib.records.switches import PROGRAM, switches_of
+from zerotune.trial_lib.search.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
 
 _ZERO, _LAYOUT = "zero_optimization", AUTOTP.partition(".")[0]
 _COARSE = ("stage", "offload_optimizer", "offload_param")

@@ -1,13 +1,13 @@
-"""Stopping hopeless trials (`trial_lib.rank.probe`): where it ends one, and what it does to a table's."""
+"""Stopping hopeless trials (`zerotune.trial_lib.rank.probe`): where it ends one, and what it does to a table's."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.replay.recorded import RecordedTable
-from trial_lib.messages.orders import StepWindow
-from trial_lib.rank.probe import ERROR_RATE, is_hopeless, looks_after
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.rank.probe import ERROR_RATE, is_hopeless, looks_after
+from zerotune.trial_lib.records.result import Outcome
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from benchmarks.replay.denoise import Cell, expected_logs
 from benchmarks.replay.recorded import RecordedTable, TableRow, read_table
 from benchmarks.replay.space_of_table import nearest, space_of
 from benchmarks.replay.world import START_UP, World
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.messages.turned import WORKERS
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.records.switches import switches_of
-from trial_lib.search.base import SearchProblem
-from trial_lib.search.knobs import SearchSpace
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.messages.turned import WORKERS
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.switches import switches_of
+from zerotune.trial_lib.search.base import SearchProblem
+from zerotune.trial_lib.search.knobs import SearchSpace
 
 _ANSWER = "--answer-ms"  # of the program with a slow store (switched_programs)
 

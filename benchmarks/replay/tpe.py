@@ -2,10 +2,10 @@
 
 import optuna
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import TrialResult
-from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.methods import SearchSettings
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.search.base import Search, SearchProblem
+from zerotune.trial_lib.search.methods import SearchSettings
 
 _TRIES = 100
 

@@ -26,11 +26,11 @@ from typing import Any
 
 from benchmarks.replay.cluster import CLUSTERS, ClusterWorld, zero_of
 from benchmarks.replay.cluster_model import Cluster, Transformer, Zero
-from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, WORKERS
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import TrialResult
-from trial_lib.records.switches import PROGRAM, switches_of
-from trial_lib.search.knobs import Arm, Knob, SearchSpace, set_knob
+from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, WORKERS
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.records.switches import PROGRAM, switches_of
+from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace, set_knob
 
 WHOLE = " whole"
 """The end of such a world's name."""

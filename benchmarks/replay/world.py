@@ -7,10 +7,10 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.search.base import SearchProblem
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.search.base import SearchProblem
 
 START_UP = ("start", "import", "initialize")
 """The phases that a sweep pays once."""

@@ -13,13 +13,13 @@ from statistics import median, quantiles
 from time import process_time_ns
 from typing import Any
 
-from trial_lib.records.candidate import Candidate, Purpose, Sweep
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.adaptive import AdaptiveSearch
-from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.dsat import AshaSearch, BinarySearch, RandomSearch
-from trial_lib.search.knobs import Arm, Knob, SearchSpace
-from trial_lib.search.methods import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.adaptive import AdaptiveSearch
+from zerotune.trial_lib.search.base import Search, SearchProblem
+from zerotune.trial_lib.search.dsat import AshaSearch, BinarySearch, RandomSearch
+from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace
+from zerotune.trial_lib.search.methods import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings
 
 RESULTS = Path(__file__).parents[1] / "results" / "search_cost.json"
 METHODS = {

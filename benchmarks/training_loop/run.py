@@ -15,12 +15,12 @@ import deepspeed
 import torch
 from torch.utils.data import TensorDataset
 
-from trial_lib import DataLoader, DeepSpeedTrial, PyTorchCallback
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.orders import TrainingSpec
-from trial_lib.training.context import DeepSpeedTrialContext
-from trial_lib.training.distributed import DistributedContext, rank_device
-from trial_lib.training.loop import TrainingLoop, build_loaders
+from zerotune import DataLoader, DeepSpeedTrial, PyTorchCallback
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.orders import TrainingSpec
+from zerotune.trial_lib.training.context import DeepSpeedTrialContext
+from zerotune.trial_lib.training.distributed import DistributedContext, rank_device
+from zerotune.trial_lib.training.loop import TrainingLoop, build_loaders
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "training_loop.json"
 CONFIG = {

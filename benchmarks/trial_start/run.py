@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-from trial_lib.deepspeed_config.overrides import config_hash, read_deepspeed_json
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.rank_starter import Program, RankStarter
-from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.deepspeed_config.overrides import config_hash, read_deepspeed_json
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.rank_starter import Program, RankStarter
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
+from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import TrialResult
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "trial_start.json"
@@ -79,7 +79,7 @@ def trial(
         window=window,
         memory_limit=None,
     )
-    layer = nullcontext() if is_layered else patch("trial_lib.launch.trial.layer_for", lambda *_: None)
+    layer = nullcontext() if is_layered else patch("zerotune.trial_lib.launch.trial.layer_for", lambda *_: None)
     with layer:
         result = run_trial(plan, starter, this_host(), folder.parent / "locks", threading.Event())
     assert result.metrics, result.reason

@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.whole_space.inputs import make_inputs
 from benchmarks.whole_space.plain_training import trained
 from benchmarks.whole_space.public_programs import PROGRAMS, TAG, URL, checkout_of
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.folders import StudyPaths
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "whole_space.json"
 BIN = Path(sys.executable).parent

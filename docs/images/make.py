@@ -29,12 +29,12 @@ from browser_fixtures import open_browser  # noqa: E402
 from report_fixtures import PICTURED, recorded_study, with_results  # noqa: E402
 from server_fixtures import mlflow_server  # noqa: E402
 
-from flows.terminal import LiveView  # noqa: E402
-from trial_lib.records.folders import StudyPaths, StudyRecord  # noqa: E402
-from trial_lib.report.html_report import write_report  # noqa: E402
-from trial_lib.report.read_study import read_study  # noqa: E402
-from trial_lib.study.arguments import StudyArguments  # noqa: E402
-from trial_lib.tracking.sync import StudySync, Tracker  # noqa: E402
+from zerotune.flows.terminal import LiveView  # noqa: E402
+from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord  # noqa: E402
+from zerotune.trial_lib.report.html_report import write_report  # noqa: E402
+from zerotune.trial_lib.report.read_study import read_study  # noqa: E402
+from zerotune.trial_lib.study.arguments import StudyArguments  # noqa: E402
+from zerotune.trial_lib.tracking.sync import StudySync, Tracker  # noqa: E402
 
 WIDTH, HEIGHT = 1100, 1680
 

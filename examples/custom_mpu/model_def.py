@@ -7,7 +7,7 @@ from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataP
 from torch.utils.data import TensorDataset
 
 from tensor_parallel import ParallelFeedForward
-from trial_lib import (
+from zerotune import (
     DataLoader,
     DeepSpeedTrial,
     DeepSpeedTrialContext,

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from trial_lib import (
+from zerotune import (
     DataLoader,
     DeepSpeedTrial,
     DeepSpeedTrialContext,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from trial_lib import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
+from zerotune import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
 
 
 def ring(samples: int, seed: int) -> torch.Tensor:

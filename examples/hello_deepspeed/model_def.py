@@ -7,7 +7,7 @@ from torch.utils.data import Subset
 
 from data import IGNORED, VOCABULARY_SIZE, MaskedText, read_text
 from model import Encoder
-from trial_lib import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
+from zerotune import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
 
 
 class MaskedLanguageTrial(DeepSpeedTrial):

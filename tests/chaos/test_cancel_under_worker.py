@@ -21,8 +21,8 @@ from worker_fixtures import (
     with_sessions_of_its_own,
 )
 
-from flows.prefect_server import PrefectServer
-from flows.up import HEARTBEAT_S
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.flows.up import HEARTBEAT_S
 
 # Long enough to be caught in the middle of it.
 SLOW = "--largest_micro_batch 300 --num_steps 100 --step_seconds 0.1"

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.messages.files import write_whole
-from trial_lib.training.checkpoints import CheckpointStore, save_rank_state
-from trial_lib.training.distributed import DistributedContext
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.training.checkpoints import CheckpointStore, save_rank_state
+from zerotune.trial_lib.training.distributed import DistributedContext
 
 FINISHED, KILLED, FAILED = 0, 17, 1
 MAX_OPERATIONS = 200

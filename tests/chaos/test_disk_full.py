@@ -8,8 +8,8 @@ import pytest
 from disk_fixtures import CannotMountError, fill, small_disk
 from study_fixtures import Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.result import Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 

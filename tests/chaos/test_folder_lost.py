@@ -9,7 +9,7 @@ import pytest
 from disk_fixtures import CannotMountError, small_disk
 from study_fixtures import Running, Study, Zerotune
 
-from flows.prefect_server import PrefectServer
+from zerotune.flows.prefect_server import PrefectServer
 
 pytestmark = pytest.mark.timeout(400)
 

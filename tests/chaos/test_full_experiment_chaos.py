@@ -10,10 +10,10 @@ import pytest
 from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Running, is_alive
 
-from flows.prefect_server import PrefectServer
-from trial_lib.messages.files import MetricsReader
-from trial_lib.study import program
-from trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.messages.files import MetricsReader
+from zerotune.trial_lib.study import program
+from zerotune.trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
 
 def start(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Running:

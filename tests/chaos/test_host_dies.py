@@ -17,12 +17,12 @@ from hosts_fixtures import HOSTS, part_of
 from ray_fixtures import LocalCluster, local_cluster
 from study_fixtures import Zerotune, is_alive, words_of
 
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.hosts import HostfileStarter
-from trial_lib.launch.starters import rank_environment
-from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.hosts import HostfileStarter
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import Outcome
 
 # Parts of this machine stand for hosts, each with a core of its own.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2, "cpu")]
@@ -95,7 +95,7 @@ def test_a_cluster_s_host_that_dies_costs_its_running_trial_and_the_study_goes_o
 
     running.wait_until(both_work, "a trial on each host", 200)
     killed = cluster.processes_of(dying)
-    servers = [process for process in killed if "trial_lib.launch.processes.fork_server" in words_of(process)]
+    servers = [process for process in killed if "zerotune.trial_lib.launch.processes.fork_server" in words_of(process)]
     assert servers, "a warm server is on the host as long as the study"
     kill_all(killed)
     killed_at = time.time()
@@ -149,7 +149,11 @@ def test_when_the_driver_is_killed_nothing_of_the_study_is_left_on_any_host(
         for node in cluster.nodes:
             processes = cluster.processes_of(node)
             found += ranks_below(processes, zerotune)
-            found += [process for process in processes if "trial_lib.launch.processes.fork_server" in words_of(process)]
+            found += [
+                process
+                for process in processes
+                if "zerotune.trial_lib.launch.processes.fork_server" in words_of(process)
+            ]
         return found
 
     running.wait_until(lambda: ranks_below(of_the_study(), zerotune), "a trial", 200)

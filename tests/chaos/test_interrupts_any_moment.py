@@ -16,7 +16,7 @@ import pytest
 from report_fixtures import recorded_study
 from study_fixtures import BIN, Zerotune
 
-from trial_lib.doctor import abandoned_buffers
+from zerotune.trial_lib.doctor import abandoned_buffers
 
 MARK = "ZEROTUNE_TEST_OF"
 STUDY = ("random", "-mt", "3", "-z", "1", "-mct", "1", "-m", "throughput")

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.slots import held_slots
-from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from trial_lib.launch.trial import run_trial
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.slots import held_slots
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
+from zerotune.trial_lib.launch.trial import run_trial
+from zerotune.trial_lib.messages.orders import StepWindow
 
 SPAWN = multiprocessing.get_context("spawn")
 BUILDERS = ["ShareMemCommBuilder"]

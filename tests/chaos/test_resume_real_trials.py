@@ -8,9 +8,9 @@ import pytest
 from study_fixtures import Study, Zerotune
 from worker_fixtures import alive, pids_of
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome
 
 KILLS = 5
 LONGEST_LIFE_S = 8.0

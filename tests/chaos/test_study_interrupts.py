@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from study_fixtures import Study, Zerotune, words_of
 
-from trial_lib.records.candidate import Purpose
-from trial_lib.study.history import Asked, AskedSweep, Told, Withdrawn
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.study.history import Asked, AskedSweep, Told, Withdrawn
 
 SEARCH = ("binary", "-mt", "4", "-z", "1", "-mct", "1")
 # Long enough to be caught in the middle of it.

@@ -17,10 +17,10 @@ from server_fixtures import free_port
 from study_fixtures import Running, Study, Zerotune, is_alive, query, words_of
 from worker_fixtures import alive, is_training, pids_of, wait_until, with_sessions_of_its_own
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.result import Outcome
-from trial_lib.study.history import PROFILE_NUMBER, SUBMITTED_NUMBER
-from trial_lib.tracking.sync import StudySync
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.study.history import PROFILE_NUMBER, SUBMITTED_NUMBER
+from zerotune.trial_lib.tracking.sync import StudySync
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from study_fixtures import is_alive
 
-from trial_lib.launch.processes.watchdog import TiedProcess
+from zerotune.trial_lib.launch.processes.watchdog import TiedProcess
 
 # A server with a worker of its own in another session, as MLflow and uvicorn have them.
 SERVER = (

@@ -9,7 +9,7 @@ import pytest
 from server_fixtures import Server, assert_whole_and_once, mlflow_server, runs_by_trial
 from study_fixtures import Study, Zerotune
 
-from flows.prefect_server import PrefectServer
+from zerotune.flows.prefect_server import PrefectServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 

@@ -6,8 +6,8 @@ import pytest
 from device_fixtures import host_of_tests
 
 from benchmarks.gpu.kit import MODELS, TOY
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.orders import StepWindow
 
 pytestmark = pytest.mark.devices(1, "cuda")
 

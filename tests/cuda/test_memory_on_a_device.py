@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from device_fixtures import host_of_tests
 
-from trial_lib.device.this_host import kind_of
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.messages.orders import StepWindow
 
 pytestmark = pytest.mark.devices(1, "cuda")
 

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from device_fixtures import host_of_tests
 
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.messages.orders import StepWindow
 
 pytestmark = pytest.mark.devices(1, "cuda")
 
@@ -49,7 +49,7 @@ def test_the_fork_server_opens_no_gpu(trials: Any) -> None:
     servers = [
         process
         for process in psutil.Process().children(recursive=True)
-        if "trial_lib.launch.processes.fork_server" in process.cmdline()
+        if "zerotune.trial_lib.launch.processes.fork_server" in process.cmdline()
     ]
     assert servers
     assert not processes_on_the_card() & {server.pid for server in servers}

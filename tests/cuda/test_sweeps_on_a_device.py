@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from device_fixtures import host_of_tests
 
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.launch.sweep import run_sweep
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Sweep
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.launch.sweep import run_sweep
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Sweep
+from zerotune.trial_lib.records.result import TrialResult
 
 pytestmark = pytest.mark.devices(1, "cuda")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.messages.orders import StepWindow
 
 pytestmark = pytest.mark.devices(1, "cuda")
 

@@ -11,13 +11,13 @@ import pytest
 import yaml
 from conftest import PROGRAMS, Trials
 
-from trial_lib.inputs.accelerate import CONFIG_VARIABLE, parse_accelerate
-from trial_lib.inputs.words import Words
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.inputs.accelerate import CONFIG_VARIABLE, parse_accelerate
+from zerotune.trial_lib.inputs.words import Words
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 ANY = PROGRAMS / "any"
 SHELL = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}

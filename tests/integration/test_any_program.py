@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 PROFILE = {"purpose": Purpose.PROFILE, "micro_batch": 1, "window": StepWindow(1, 1, max_steps=1)}

@@ -21,21 +21,21 @@ from conftest import PROGRAMS
 from device_fixtures import TRAINER_FLAGS
 from others_fixtures import Triple, engine_in, engine_of
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.place import ThisHost
-from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
-from trial_lib.launch.starters import WarmStarter, rank_environment
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.runner import Work
-from trial_lib.study.setup import StudySetup
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.launch.place import ThisHost
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, RankRequest
+from zerotune.trial_lib.launch.starters import WarmStarter, rank_environment
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.runner import Work
+from zerotune.trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.study.typed_command import read_command
 
 KEYS = {"micro": MICRO_BATCH, "accumulation": ACCUMULATION, "total": TRAIN_BATCH}
 MICRO, ACCUMULATED = 4, 2

@@ -11,10 +11,10 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from trial_lib.training import checkpoints
-from trial_lib.training.checkpoints import CheckpointStore, load_rank_state, save_rank_state
-from trial_lib.training.data import capture, restore
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.training import checkpoints
+from zerotune.trial_lib.training.checkpoints import CheckpointStore, load_rank_state, save_rank_state
+from zerotune.trial_lib.training.data import capture, restore
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 RANKS = 3
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from study_fixtures import Zerotune
 
-from trial_lib.launch.starters import ColdStarter, WarmStarter
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter
+from zerotune.trial_lib.records.result import Outcome
 
 SOUND: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,

@@ -12,11 +12,11 @@ from study_fixtures import Study, Zerotune
 from test_tracking import add_trial, new_study
 from worker_fixtures import is_training
 
-from flows.prefect_server import PrefectServer
-from flows.records import sync_command
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyPaths, whereabouts_of
-from trial_lib.study.folder import hold_lock, read_record, write_record
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.flows.records import sync_command
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyPaths, whereabouts_of
+from zerotune.trial_lib.study.folder import hold_lock, read_record, write_record
 
 
 def runs_by_study(uri: str, name: str) -> dict[str, list[Run]]:

@@ -14,13 +14,13 @@ from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Zerotune
 from training_fixtures import Training, Trainings
 
-from flows.prefect_server import PrefectServer
-from trial_lib.messages.folders import StopRequest
-from trial_lib.messages.orders import SPEC_VARIABLE, StepWindow, TrainingSpec
-from trial_lib.records.folders import FullExperimentPaths, StudyStatus
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
-from trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.messages.folders import StopRequest
+from zerotune.trial_lib.messages.orders import SPEC_VARIABLE, StepWindow, TrainingSpec
+from zerotune.trial_lib.records.folders import FullExperimentPaths, StudyStatus
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from zerotune.trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 ANY = PROGRAMS / "any"

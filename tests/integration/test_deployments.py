@@ -29,12 +29,12 @@ from prefect.workers.process import ProcessWorker
 from prefect_docker.worker import DockerWorker
 from prefect_kubernetes import KubernetesWorker
 
-from flows.tune import experiment, tune
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.full_experiment import TrainingArguments
+from zerotune.flows.tune import experiment, tune
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.full_experiment import TrainingArguments
 
 if TYPE_CHECKING:
-    from flows.prefect_server import PrefectServer
+    from zerotune.flows.prefect_server import PrefectServer
 
 DEPLOYMENTS = Path(__file__).parents[2] / "deployments"
 PREFECT_FILE = yaml.safe_load((DEPLOYMENTS / "prefect.yaml").read_text())
@@ -201,7 +201,9 @@ def test_a_container_s_run_takes_no_copy_of_the_volume_along(tmp_path: Path, mon
     begun_in.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(begun_in)
     run = FlowRun(flow_id=uuid4(), name="able-owl", state=State(type=StateType.PENDING))
-    deployment = DeploymentResponse(name="docker", flow_id=run.flow_id, entrypoint="flows.tune.tune", pull_steps=[])
+    deployment = DeploymentResponse(
+        name="docker", flow_id=run.flow_id, entrypoint="zerotune.flows.tune.tune", pull_steps=[]
+    )
     # What `prefect flow-run execute` does first; without storage of the deployment's it asks no server.
     with temporary_settings(
         {PREFECT_API_URL: "http://prefect.example:4200/api", PREFECT_LOGGING_TO_API_ENABLED: False}

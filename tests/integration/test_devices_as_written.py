@@ -5,9 +5,9 @@ import json
 import pytest
 from foreseen_fixtures import program_named
 
-from trial_lib.messages.foreseen_run import OPERATIONS, PLACES
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
-from trial_lib.plan.step_time import step_of
+from zerotune.trial_lib.messages.foreseen_run import OPERATIONS, PLACES
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.plan.step_time import step_of
 
 _PROGRAM = """
 import argparse

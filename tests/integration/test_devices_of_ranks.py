@@ -9,9 +9,9 @@ from device_fixtures import host_of_tests
 from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Zerotune
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import Outcome
-from trial_lib.study.open_full_experiment import new_full_experiment
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.study.open_full_experiment import new_full_experiment
 
 SHORT = StepWindow(start_step=2, end_step=4, max_steps=3)
 # As DeepSpeed answers where it has found a device of Intel's.

@@ -17,12 +17,12 @@ import pytest
 from server_fixtures import free_port
 from tls_fixtures import serve_by_https
 
-from flows.doctor import check_prefect
-from trial_lib import doctor as builds
-from trial_lib.device.this_host import this_host
-from trial_lib.doctor import Verdict, check_mlflow
-from trial_lib.launch.processes import environment_check
-from trial_lib.messages.errors import InputError
+from zerotune.flows.doctor import check_prefect
+from zerotune.trial_lib import doctor as builds
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.doctor import Verdict, check_mlflow
+from zerotune.trial_lib.launch.processes import environment_check
+from zerotune.trial_lib.messages.errors import InputError
 
 BIN = Path(sys.executable).parent
 IN_SECONDS = 30.0  # some five on an idle machine

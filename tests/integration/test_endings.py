@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.processes import watchdog
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.launch.processes import watchdog
+from zerotune.trial_lib.messages.orders import StepWindow
 
 # Never enough by itself: a program ends first.
 UNTIL_THE_END = StepWindow(3, 5, max_steps=1000, max_seconds=60, relative_error=0.0)

@@ -9,9 +9,9 @@ import pytest
 from others_fixtures import Triple, engine_of, stage_of
 from study_fixtures import Study, Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

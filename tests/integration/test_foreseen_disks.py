@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from foreseen_fixtures import program_named
 
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun
-from trial_lib.plan.simulation import Pretended, simulate
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun
+from zerotune.trial_lib.plan.simulation import Pretended, simulate
 
 # DeepSpeed swaps no tensor below 1 MiB.
 LAYERS, WIDTH = 6, 1024

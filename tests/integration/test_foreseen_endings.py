@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
 
 ForeseeText = Callable[[str, Mapping[str, Any]], ForeseenRun]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.messages.foreseen_run import OPERATIONS
+from zerotune.trial_lib.messages.foreseen_run import OPERATIONS
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from trial_lib.plan.devices import Cluster, known_devices
-from trial_lib.plan.fits import by_size
-from trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.plan.devices import Cluster, known_devices
+from zerotune.trial_lib.plan.fits import by_size
+from zerotune.trial_lib.plan.step_time import planned_step
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,

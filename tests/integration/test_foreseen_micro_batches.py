@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from foreseen_fixtures import PROGRAMS, program_named
 
-from trial_lib.messages.foreseen_run import KINDS, OPERATIONS
-from trial_lib.plan.arm_work import micro_batches_of_a_run
-from trial_lib.plan.device_memory import live_bytes
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
-from trial_lib.plan.step_time import step_of
+from zerotune.trial_lib.messages.foreseen_run import KINDS, OPERATIONS
+from zerotune.trial_lib.plan.arm_work import micro_batches_of_a_run
+from zerotune.trial_lib.plan.device_memory import live_bytes
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.plan.step_time import step_of
 
 ACCUMULATION = 3
 BASE = {

@@ -276,7 +276,7 @@ def test_a_norm_of_rows_keeps_its_input_and_a_number_for_each_row(foreseen):
 
 def test_a_norm_of_rows_has_32_bits_under_autocast_where_cuda_has_them(foreseen):
     does = (
-        "from trial_lib.plan.simulate.torch_kernels import casts_norms; "
+        "from zerotune.trial_lib.plan.simulate.torch_kernels import casts_norms; "
         "rows = torch.zeros(512, 256, device=device, dtype=torch.bfloat16, requires_grad=True); "
         "norm = nn.RMSNorm(256, device=device); before = torch.cuda.memory_allocated(); "
         "casting = torch.autocast('cuda', torch.bfloat16); casting.__enter__(); normed = norm(rows); "

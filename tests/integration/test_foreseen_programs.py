@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.foresee.program_list import Foreseeable, all_programs
 from benchmarks.foresee.programs import RESULT, foresee_row, peaks, program_of_row
-from trial_lib.messages.foreseen_run import KINDS, OPERATIONS, PLACES
-from trial_lib.plan.devices import Cluster, known_devices
-from trial_lib.plan.simulation import starter_for
-from trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.messages.foreseen_run import KINDS, OPERATIONS, PLACES
+from zerotune.trial_lib.plan.devices import Cluster, known_devices
+from zerotune.trial_lib.plan.simulation import starter_for
+from zerotune.trial_lib.plan.step_time import planned_step
 
 ROWS = {row.name: row for row in all_programs()}
 # One of each way in which a training is written, as many as fit a minute.

@@ -8,11 +8,11 @@ import pytest
 from foreseen_fixtures import PROGRAMS, program_named
 
 from benchmarks.foresee.few_layers import zero_of_few
-from trial_lib.launch.trial_files import layer_refusal
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
-from trial_lib.plan.fits import by_size
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
-from trial_lib.records.folders import PLANS
+from zerotune.trial_lib.launch.trial_files import layer_refusal
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
+from zerotune.trial_lib.plan.fits import by_size
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.records.folders import PLANS
 
 PASSES = ("forward", "backward")
 BASE = {

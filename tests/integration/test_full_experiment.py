@@ -10,12 +10,12 @@ from full_experiment_fixtures import Folder, run_to_its_end, runs_of
 from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune, query
 
-from flows.prefect_server import PrefectServer
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import MetricsReader
-from trial_lib.records.folders import StudyStatus
-from trial_lib.study import program
-from trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import MetricsReader
+from zerotune.trial_lib.records.folders import StudyStatus
+from zerotune.trial_lib.study import program
+from zerotune.trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
 BUCKETS = {"reduce_bucket_size": 1000000, "allgather_bucket_size": 1000000}
 
@@ -271,7 +271,7 @@ def test_a_configuration_that_deepspeed_has_refused_may_be_mended(folder: Folder
 
 
 def test_the_flow_takes_its_parameters_as_json(folder: Folder) -> None:
-    from flows.tune import experiment
+    from zerotune.flows.tune import experiment
 
     given = {"config_path": "/abs/experiment.yaml", "model_dir": "/abs/model", "ds_config": "/b.json"}
     parameters = experiment.validate_parameters(given)

@@ -11,13 +11,13 @@ import pytest
 from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.launch import full_training
-from trial_lib.launch.starters import ColdStarter
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import StudyStatus
-from trial_lib.study import full_experiment, program
-from trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.launch import full_training
+from zerotune.trial_lib.launch.starters import ColdStarter
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import StudyStatus
+from zerotune.trial_lib.study import full_experiment, program
+from zerotune.trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
 
 @pytest.mark.long

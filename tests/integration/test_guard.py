@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest
-from trial_lib.launch.starters import ColdStarter, rank_environment
-from trial_lib.messages import shared_segments
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest
+from zerotune.trial_lib.launch.starters import ColdStarter, rank_environment
+from zerotune.trial_lib.messages import shared_segments
 
 SHM = Path("/dev/shm")
 
@@ -80,7 +80,7 @@ def test_a_deadline_passes_over_what_ranks_build(guarded: Guarded, what: str, en
         """
         import contextlib, os, time
         from pathlib import Path
-        from trial_lib.messages import build_times
+        from zerotune.trial_lib.messages import build_times
         def run(payload, rank):
             building = build_times.noted(Path(payload["scratch"]))
             with building if payload["what"] == "builds" else contextlib.nullcontext():
@@ -104,7 +104,7 @@ def test_what_a_killed_trial_has_swapped_to_nvme_is_gone_and_what_others_have_th
         """
         import os, signal
         from pathlib import Path
-        from trial_lib.messages import folders as swap_folders
+        from zerotune.trial_lib.messages import folders as swap_folders
         def run(payload, rank):
             scratch = Path(payload["scratch"])
             own = swap_folders.own_folder(Path(payload["nvme"]), scratch)

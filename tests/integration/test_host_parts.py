@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from conftest import Trials
 
-from trial_lib.launch.locks import own_folder
-from trial_lib.launch.rank_starter import HostRanks, ProcessesEnd
-from trial_lib.launch.ray_host import HostSetup, RayHost, unpack
-from trial_lib.launch.starters import rank_environment
-from trial_lib.launch.trial import take_result
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.launch.locks import own_folder
+from zerotune.trial_lib.launch.rank_starter import HostRanks, ProcessesEnd
+from zerotune.trial_lib.launch.ray_host import HostSetup, RayHost, unpack
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.launch.trial import take_result
+from zerotune.trial_lib.messages.orders import StepWindow
 
 # Parts of this machine stand for hosts, each with a core of its own.
 pytestmark = pytest.mark.devices(2, "cpu")
@@ -59,7 +59,7 @@ def test_a_part_that_cannot_be_prepared_gives_its_port_back(
     plan.paths.root.mkdir(parents=True)
     one = host(trials, "first")
     given_back = []
-    monkeypatch.setattr("trial_lib.launch.ray_host.reserved_port", lambda: nullcontext(4711))
+    monkeypatch.setattr("zerotune.trial_lib.launch.ray_host.reserved_port", lambda: nullcontext(4711))
     port = one.meet(plan.trial_id)
     one._meetings[plan.trial_id].callback(given_back.append, port)
     monkeypatch.setattr(one._starter, "prepare", lambda *_: 1 / 0)

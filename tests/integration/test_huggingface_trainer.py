@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from device_fixtures import TRAINER_FLAGS
 
-from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
-from trial_lib.search.zero_settings import FULL, HALF, ZeroSettings, state_bytes
-from trial_lib.study.program import completed_config
+from zerotune.trial_lib.deepspeed_config.overrides import config_hash
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.search.zero_settings import FULL, HALF, ZeroSettings, state_bytes
+from zerotune.trial_lib.study.program import completed_config
 
 ANY = Path(__file__).parents[1] / "programs" / "any"
 AUTO = json.loads((ANY / "ds_auto.json").read_text())

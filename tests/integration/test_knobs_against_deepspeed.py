@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.layout import AUTOEP
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.search.arms import RequestedKnob, without_effect
-from trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, TORCH_ADAM
-from trial_lib.search.effects import Surroundings
-from trial_lib.search.knobs import STAGE, ZERO_STAGES, set_knob
+from zerotune.trial_lib.deepspeed_config.layout import AUTOEP
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.search.arms import RequestedKnob, without_effect
+from zerotune.trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, TORCH_ADAM
+from zerotune.trial_lib.search.effects import Surroundings
+from zerotune.trial_lib.search.knobs import STAGE, ZERO_STAGES, set_knob
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

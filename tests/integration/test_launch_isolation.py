@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 
@@ -65,7 +65,9 @@ def test_a_rank_has_its_own_output_environment_and_cores(inspected):
     assert ranks[0]["environment"]["MASTER_PORT"] == ranks[1]["environment"]["MASTER_PORT"]
     # What records and orchestrates stays with the driver. (DeepSpeed itself imports pydantic.)
     for found in ranks:
-        assert not {"prefect", "trial_lib.launch.trial", "trial_lib.records.result"} & set(found["modules"])
+        assert not {"prefect", "zerotune.trial_lib.launch.trial", "zerotune.trial_lib.records.result"} & set(
+            found["modules"]
+        )
 
 
 @pytest.mark.long
@@ -93,12 +95,12 @@ def test_what_we_run_in_a_rank_imports_neither_pydantic_nor_prefect_nor_mlflow()
     # DeepSpeed imports pydantic, and mlflow where there is one: so this interpreter only imports ours.
     source = """
         import sys
-        from trial_lib.launch.processes import fork_server
-        from trial_lib.launch.processes import supervisor
-        from trial_lib.launch.processes import jit_builds
-        from trial_lib.launch.processes import watchdog
-        from trial_lib.launch.processes import rank_process
-        from trial_lib.rank import probe, rank
+        from zerotune.trial_lib.launch.processes import fork_server
+        from zerotune.trial_lib.launch.processes import supervisor
+        from zerotune.trial_lib.launch.processes import jit_builds
+        from zerotune.trial_lib.launch.processes import watchdog
+        from zerotune.trial_lib.launch.processes import rank_process
+        from zerotune.trial_lib.rank import probe, rank
         print([name for name in ("pydantic", "prefect", "mlflow", "deepspeed", "click") if name in sys.modules])
     """
     command = [sys.executable, "-c", textwrap.dedent(source)]

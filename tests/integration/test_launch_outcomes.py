@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from device_fixtures import host_of_tests
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.folders import TrialPaths
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 GIB = 2**30

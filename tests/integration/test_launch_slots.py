@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.launch import locks as ports
-from trial_lib.launch.locks import own_folder, reserved_port
-from trial_lib.launch.slots import held_slots
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch import locks as ports
+from zerotune.trial_lib.launch.locks import own_folder, reserved_port
+from zerotune.trial_lib.launch.slots import held_slots
+from zerotune.trial_lib.messages.errors import InputError
 
 SPAWN = multiprocessing.get_context("spawn")
 SLOTS = ["0", "1", "2"]

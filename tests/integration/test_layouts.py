@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.layout import LAYOUTS, Replicas
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.switches import PROGRAM
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, Replicas
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.records.switches import PROGRAM
 
 GLOBAL_BATCH = 8
 FEW, ONE = StepWindow(start_step=2, end_step=4, max_steps=3), StepWindow(1, 1, max_steps=1)

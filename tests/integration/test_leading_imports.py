@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch import starters
-from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
-from trial_lib.launch.starters import WarmStarter, rank_environment
+from zerotune.trial_lib.launch import starters
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, RankRequest
+from zerotune.trial_lib.launch.starters import WarmStarter, rank_environment
 
 MODULES = {
     "leads": "import os\nclass Lazy: pass\nos.environ['LEADS'] = 'set'",

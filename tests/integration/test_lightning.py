@@ -10,8 +10,8 @@ import pytest
 from conftest import PROGRAMS
 from study_fixtures import Zerotune
 
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome
 
 TRAIN = ["python", "train.py", "--batch_size", "8", "--accumulate", "2"]
 

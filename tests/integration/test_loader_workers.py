@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
 
-from trial_lib.rank import torch_functions
-from trial_lib.rank.torch_functions import PERSISTENT, PREFETCH, WORKERS
+from zerotune.trial_lib.rank import torch_functions
+from zerotune.trial_lib.rank.torch_functions import PERSISTENT, PREFETCH, WORKERS
 
 WORKS = {WORKERS: 2, PREFETCH: 3}
 

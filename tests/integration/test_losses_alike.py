@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate
-from trial_lib.study.loss_agreement import LossAgreement, LossCourse, compare
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.study.loss_agreement import LossAgreement, LossCourse, compare
 
 SHORT = StepWindow(start_step=3, end_step=8, max_steps=6)
 

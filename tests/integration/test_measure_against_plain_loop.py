@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.orders import StepWindow
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "transformer.py"
 MICRO_BATCH, SLOTS, WARM_UP, STEPS, ROUNDS = 8, 2, 3, 25, 5

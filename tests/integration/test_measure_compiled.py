@@ -12,9 +12,9 @@ import pytest
 from conftest import CONFIG, PROGRAMS
 from server_fixtures import free_port
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)
 # Each takes seconds: the others are compiled by the same functions of PyTorch.

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from trial_lib.messages.measurement import Arrival
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
 
 VOCABULARY, LENGTH, HIDDEN, LAYERS = 384, 64, 128, 3
 # Of one sample, forward. An embedding is a look-up, and costs none.

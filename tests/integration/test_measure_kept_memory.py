@@ -6,7 +6,7 @@ import sys
 # Of each step the pages that the process is given anew, 4 KiB each; a step uses and frees 12 MiB.
 STEPS = """
 import resource, sys
-from trial_lib.rank.device import CpuDevice
+from zerotune.trial_lib.rank.device import CpuDevice
 
 if sys.argv[1:]:
     CpuDevice().keep_what_is_freed()

@@ -10,10 +10,10 @@ import pytest
 from device_fixtures import TRAINER_FLAGS
 from training_fixtures import TRIAL_CLASSES
 
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.orders import StepWindow, TrainingSpec
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.orders import StepWindow, TrainingSpec
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 LONGEST = 40
@@ -125,7 +125,7 @@ def trial_class_plan(trials: Any, **options: Any) -> TrialPlan:
         tensorboard=str(plan.paths.tensorboard),
     )
     program = dataclasses.replace(
-        plan.program, target={"module": "trial_lib.training"}, arguments=[str(plan.paths.training_spec)]
+        plan.program, target={"module": "zerotune.trial_lib.training"}, arguments=[str(plan.paths.training_spec)]
     )
     return dataclasses.replace(plan, program=program, training_spec=spec)
 

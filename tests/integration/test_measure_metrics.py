@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
 
 SHORT = StepWindow(start_step=2, end_step=4, max_steps=3)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 LONG = StepWindow(start_step=2, end_step=21, max_steps=20)
 

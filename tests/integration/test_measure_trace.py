@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from trial_lib.messages.measurement import TracedStep
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.messages.measurement import TracedStep
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import TrialResult
 
 SHORT = StepWindow(start_step=2, end_step=4, max_steps=3)
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.messages.orders import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 

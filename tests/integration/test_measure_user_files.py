@@ -5,7 +5,7 @@ import textwrap
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.messages.orders import StepWindow
 
 # By both ways: a layer has to hold what is promised of Python's functions, and the interception is what most have to do
 # without.
@@ -168,7 +168,7 @@ def test_caches_and_temporary_files_are_written_as_ever(run, program, tmp_path, 
 
 def test_a_file_that_is_read_costs_hardly_more(run):
     body = """
-    from trial_lib.rank import user_files
+    from zerotune.trial_lib.rank import user_files
     Path("log.txt").write_text("copied")
     def seconds(open_):
         started = time.perf_counter()

@@ -7,8 +7,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from report_fixtures import STUDY_ID, study_with_failures, with_results
 from server_fixtures import Server, mlflow_server
 
-from trial_lib.records.folders import StudyPaths, StudyRecord
-from trial_lib.tracking.sync import StudySync, Tracker
+from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord
+from zerotune.trial_lib.tracking.sync import StudySync, Tracker
 
 DESK = {"width": 1440, "height": 900}
 BEST = ("0003 z0-mbs64", "479.024")

@@ -20,11 +20,11 @@ import pytest
 from conftest import PROGRAMS, Trials
 from study_fixtures import BIN, Zerotune
 
-from trial_lib.launch import starters
-from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
-from trial_lib.launch.starters import ColdStarter, rank_environment
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.launch import starters
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, RankRequest
+from zerotune.trial_lib.launch.starters import ColdStarter, rank_environment
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import TrialResult
 
 # DeepSpeed's part of an op: one takes its time, one lacks a compiler, one a library, and one there is not here.
 DEEPSPEED = """
@@ -185,7 +185,9 @@ def test_what_is_built_ahead_ends_with_the_process_that_prepares(tmp_path: Path,
     # A server is named: there is no database to migrate.
     environment = {**building.environment, "PREFECT_API_URL": "http://127.0.0.1:1/api"}
     environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
-    preparing = psutil.Popen([sys.executable, "-m", "flows.prepare"], env=environment, stderr=subprocess.DEVNULL)
+    preparing = psutil.Popen(
+        [sys.executable, "-m", "zerotune.flows.prepare"], env=environment, stderr=subprocess.DEVNULL
+    )
     assert wait_until((tmp_path / "slow.started").exists)
     processes = preparing.children(recursive=True)
     assert len(processes) >= 3

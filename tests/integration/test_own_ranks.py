@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import Outcome
 
 LAUNCHES = {
     "a launcher": (

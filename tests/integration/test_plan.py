@@ -11,7 +11,7 @@ import mlflow
 import pytest
 
 from tests.study_fixtures import Zerotune
-from trial_lib.plan.plan_record import PlanPaths, PlanRecord, read_run
+from zerotune.trial_lib.plan.plan_record import PlanPaths, PlanRecord, read_run
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 CONFIG = {

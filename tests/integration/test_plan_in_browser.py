@@ -7,8 +7,8 @@ from browser_fixtures import A4, DESK, PAPER, PHONE, SHOWN_BOXES, Opened, backgr
 from plan_fixtures import plan_by_hand, plan_folder
 from playwright.sync_api import Browser
 
-from trial_lib.plan.plan_record import PlanPaths
-from trial_lib.report.plan_page import write_plan_page
+from zerotune.trial_lib.plan.plan_record import PlanPaths
+from zerotune.trial_lib.report.plan_page import write_plan_page
 
 OF_H100 = ("line-h100-80gb-8", "memory-h100-80gb-8", "time-h100-80gb-8")
 OF_A100 = ("line-a100-40gb-2x8", "host-a100-40gb-2x8", "memory-a100-40gb-2x8", "time-a100-40gb-2x8")

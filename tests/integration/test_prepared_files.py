@@ -2,7 +2,7 @@
 
 from conftest import PREPARED_BY
 
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.messages.orders import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 

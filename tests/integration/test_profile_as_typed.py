@@ -6,12 +6,12 @@ import json
 import pytest
 from conftest import CONFIG, Trials
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, BatchSizes
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.study.profile import profile_candidates, run_profile
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, BatchSizes
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.study.profile import profile_candidates, run_profile
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import pytest
 from conftest import Trials
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import TrialResult
 
 OWN = {
     "train_micro_batch_size_per_gpu": 1,

@@ -10,9 +10,9 @@ import pytest
 from others_fixtures import Copied, Triple, Tuned, Typed, engine_of, expect_answered, stage_of
 from study_fixtures import query
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.report.read_study import read_study
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.report.read_study import read_study
 
 # The micro-batch, the accumulation and the global batch of two ranks, as each program's user has typed them.
 TYPED: dict[str, Triple] = {

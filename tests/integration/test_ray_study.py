@@ -10,10 +10,10 @@ from ray_fixtures import LocalCluster, local_cluster
 from study_fixtures import Zerotune, query, words_of
 from switched_fixtures import COMMAND, ran_with, switched
 
-from trial_lib.launch.locks import host_lock_dir, own_folder
-from trial_lib.records.candidate import Withdrawal
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.history import AskedSweep, Withdrawn
+from zerotune.trial_lib.launch.locks import host_lock_dir, own_folder
+from zerotune.trial_lib.records.candidate import Withdrawal
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.history import AskedSweep, Withdrawn
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
 

@@ -23,10 +23,10 @@ import pytest
 from conftest import PROGRAMS
 from disk_fixtures import CannotMountError, small_disk
 
-from trial_lib.launch.rank_starter import Program
-from trial_lib.launch.trial_files import hidden_folders, layer_for, layer_refusal
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.folders import STUDIES, StudyPaths
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.launch.trial_files import hidden_folders, layer_for, layer_refusal
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.folders import STUDIES, StudyPaths
 
 REPOSITORY = Path(__file__).parents[2]
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
@@ -83,8 +83,8 @@ for at, folders, files in os.walk('.'):
 
 LAYERED = """
 import json, os, sys
-from trial_lib.launch.processes import layer_mount
-from trial_lib.messages.folders import Layer, read_layer
+from zerotune.trial_lib.launch.processes import layer_mount
+from zerotune.trial_lib.messages.folders import Layer, read_layer
 told = json.loads(sys.argv[1])
 request = {"ranks": [{"environment": {"TMPDIR": told["outside"]}}], "scratch": told["scratch"] + "/"}
 layer_mount.name_elsewhere(request)
@@ -96,7 +96,7 @@ os.execv(sys.executable, [sys.executable, "-B", "-c", told["code"]])
 INTERCEPTED = """
 import json, os, sys, time
 from pathlib import Path
-from trial_lib.rank import file_functions
+from zerotune.trial_lib.rank import file_functions
 told = json.loads(sys.argv[1])
 os.chdir(told["folder"])
 file_functions.install(Path(told["scratch"]), time.time(), Path(told["folder"]), None, told["hidden"])
@@ -362,7 +362,7 @@ def test_a_trial_measures_while_its_program_cleans_its_folder(trials, tmp_path, 
 ASKS = """
 import signal, sys
 from pathlib import Path
-from trial_lib.launch.trial_files import layer_refusal
+from zerotune.trial_lib.launch.trial_files import layer_refusal
 
 signal.signal(signal.SIGINT, lambda number, frame: None)
 print("listens", flush=True)

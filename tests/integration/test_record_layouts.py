@@ -6,9 +6,9 @@ import pytest
 from study_fixtures import Zerotune
 
 from benchmarks.replay.recorded import read_table
-from trial_lib.deepspeed_config.layout import AUTOTP
-from trial_lib.records.result import Outcome
-from trial_lib.search.knobs import get_knob
+from zerotune.trial_lib.deepspeed_config.layout import AUTOTP
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.knobs import get_knob
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "divided"
 EXPERIMENT = """

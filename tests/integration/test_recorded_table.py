@@ -8,7 +8,7 @@ import pytest
 from study_fixtures import Zerotune
 
 from benchmarks.replay.recorded import read_table
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 SPACE = """
 search_space:

@@ -14,7 +14,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.results import REGRESSION
+from zerotune.tasks.results import REGRESSION
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -59,7 +59,7 @@ def is_paused(client: SyncPrefectClient, deployment: "UUID", within_s: float) ->
 @pytest.mark.long
 def test_it_pauses_the_deployment_whose_run_has_regressed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # One that is there for more than a command.
-    monkeypatch.setattr("flows.prefect_server._IDLE_SERVICES", ())
+    monkeypatch.setattr("zerotune.flows.prefect_server._IDLE_SERVICES", ())
     with (
         prefect_server_of(home) as server,
         temporary_settings({PREFECT_API_URL: server.api_url}),

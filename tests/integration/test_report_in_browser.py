@@ -8,8 +8,8 @@ from browser_fixtures import A4, DESK, PAPER, PHONE, SHOWN_BOXES, Opened, backgr
 from playwright.sync_api import Browser
 from report_fixtures import CRASH, only_history, recorded_study, study_with_failures
 
-from trial_lib.records.folders import StudyPaths
-from trial_lib.report.html_report import write_report
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.report.html_report import write_report
 
 ANSWER = "2.53x faster than your configuration (95 % CI 2.19 to 2.92): ZeRO 0, micro-batch 64, accumulation 2"
 FIGURES = ["throughput", "memory", "progress", "knobs"]

@@ -11,10 +11,10 @@ from conftest import CONFIG, Trials
 from foreseen_fixtures import PROGRAMS, program_named
 from server_fixtures import free_port
 
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.messages.orders import StepWindow
-from trial_lib.plan.simulation import Pretended, simulate
-from trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.plan.simulation import Pretended, simulate
+from zerotune.trial_lib.records.candidate import Purpose
 
 SHORT = StepWindow(1, 3, max_steps=2)
 STAGE = 2

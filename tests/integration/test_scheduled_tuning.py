@@ -12,10 +12,10 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from study_fixtures import Study, Zerotune, query
 
-from trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.candidate import Purpose
 
 if TYPE_CHECKING:
-    from flows.prefect_server import PrefectServer
+    from zerotune.flows.prefect_server import PrefectServer
 
 pytestmark = pytest.mark.long
 

@@ -10,12 +10,12 @@ from conftest import Trials
 from hosts_fixtures import HOSTS, part_of
 from study_fixtures import Zerotune
 
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.hosts import HostfileStarter
-from trial_lib.launch.starters import rank_environment
-from trial_lib.launch.trial import run_trial
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.hosts import HostfileStarter
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.launch.trial import run_trial
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 # Parts of this machine stand for hosts, each with a core of its own.
 pytestmark = pytest.mark.devices(2, "cpu")

@@ -85,8 +85,8 @@ threading.Thread(target=lambda: __import__("pandas")).start()
 while "pandas" not in sys.modules:
     time.sleep(0.01)
 from pathlib import Path
-from trial_lib.records.folders import StudyPaths
-from trial_lib.report.html_report import write_report
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.report.html_report import write_report
 write_report(StudyPaths(Path(sys.argv[1])))
 """
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.launch.slots import held_slots
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.slots import held_slots
 
 SPAWN = multiprocessing.get_context("spawn")
 HOST = Host("cpu", ["0", "1", "2", "3"], 2**30)

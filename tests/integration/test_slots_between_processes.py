@@ -18,14 +18,14 @@ from prefect.client.schemas import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from study_fixtures import Study, Zerotune
 
-from flows.prefect_server import PrefectServer
-from tasks.cancellation import STATE
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.locks import host_lock_dir
-from trial_lib.launch.slots import held_slots
-from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.tasks.cancellation import STATE
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.locks import host_lock_dir
+from zerotune.trial_lib.launch.slots import held_slots
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
+from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
 
 SPAWN = multiprocessing.get_context("spawn")
 HOST = Host("cpu", ["0", "1", "2"], 2**30)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.launch.locks import own_folder, reserved_port
-from trial_lib.launch.slots import QueueWait, held_slots
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.locks import own_folder, reserved_port
+from zerotune.trial_lib.launch.slots import QueueWait, held_slots
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 
@@ -95,7 +95,7 @@ def test_a_port_of_another_user_is_not_given_out(lock_dir: Path, monkeypatch: py
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    monkeypatch.setattr("trial_lib.launch.locks._PORTS", range(port, port + 1))
+    monkeypatch.setattr("zerotune.trial_lib.launch.locks._PORTS", range(port, port + 1))
 
     def reserve(lock_dir: Path, told: Connection) -> None:
         with reserved_port() as theirs:
@@ -193,7 +193,7 @@ def keep_the_folder(lock_dir: Path, told: Connection) -> None:
 def test_a_process_that_keeps_all_claims_locked_is_named_and_can_be_waited_out(
     lock_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trial_lib.launch.slots._PATIENCE_S", 0.2)
+    monkeypatch.setattr("zerotune.trial_lib.launch.slots._PATIENCE_S", 0.2)
     other = OtherUser(keep_the_folder, lock_dir)
     waits: list[QueueWait] = []
     with held_slots(lock_dir, HOST, 1, lambda: len(waits) > 1, waits.append) as held:
@@ -211,7 +211,7 @@ def test_ctrl_c_ends_the_wait_for_locked_claims_at_once_and_the_wait_is_told_eve
     with held_slots(lock_dir, HOST, 1, lambda: True) as held:
         assert held is None
     assert time.monotonic() - began < 2
-    monkeypatch.setattr("trial_lib.launch.slots._PATIENCE_S", 0.0)
+    monkeypatch.setattr("zerotune.trial_lib.launch.slots._PATIENCE_S", 0.0)
     waits: list[QueueWait] = []
     until = time.monotonic() + 1
     with held_slots(lock_dir, HOST, 1, lambda: time.monotonic() > until, waits.append):

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
-from trial_lib.launch.starters import WarmStarter, rank_environment
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, RankRequest
+from zerotune.trial_lib.launch.starters import WarmStarter, rank_environment
 
 # As a library does that initialises a GPU: it opens the driver's file, takes memory, and leaves a thread.
 SPOILS = """

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.records.result import ModelProfile
-from trial_lib.search.allocations import allocations
-from trial_lib.search.zero_settings import ZeroSettings
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.search.allocations import allocations
+from zerotune.trial_lib.search.zero_settings import ZeroSettings
 
 WIDTH, LAYERS = 300, 40
 NUM_PARAMS = LAYERS * WIDTH * WIDTH
@@ -23,8 +23,8 @@ SUMS_IN_32_BITS = {"grad_accum_dtype": "fp32"}
 PROGRAM = """
 import gc, json, os, sys
 import deepspeed, torch
-from trial_lib.launch.processes.fork_server import compiled_when_called
-from trial_lib.launch.processes.fork_server import remember_cpu_info
+from zerotune.trial_lib.launch.processes.fork_server import compiled_when_called
+from zerotune.trial_lib.launch.processes.fork_server import remember_cpu_info
 
 remember_cpu_info()
 with compiled_when_called():

@@ -18,14 +18,14 @@ from conftest import PROGRAMS, Trials
 from device_fixtures import TRAINER_FLAGS
 from training_fixtures import EXAMPLES, TRIAL_CLASSES
 
-from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.launch.sweep import run_sweep
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.orders import SPEC_VARIABLE, StepWindow, TrainingSpec
-from trial_lib.records.candidate import Sweep, Withdrawal
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.deepspeed_config.overrides import config_hash
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.launch.sweep import run_sweep
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.orders import SPEC_VARIABLE, StepWindow, TrainingSpec
+from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 GIB = 2**30
@@ -88,7 +88,9 @@ class Sweeps:
             dataclasses.replace(
                 plan,
                 program=dataclasses.replace(
-                    plan.program, target={"module": "trial_lib.training"}, arguments=[str(plan.paths.training_spec)]
+                    plan.program,
+                    target={"module": "zerotune.trial_lib.training"},
+                    arguments=[str(plan.paths.training_spec)],
                 ),
                 training_spec=TrainingSpec(
                     trial=f"model_def:{trial}",

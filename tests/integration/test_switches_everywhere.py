@@ -13,10 +13,10 @@ from worker_fixtures import process_worker
 
 from benchmarks.replay.recorded import read_table
 from benchmarks.replay.table import TableWorld
-from flows.prefect_server import PrefectServer
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome
-from trial_lib.records.switches import switches_of
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.switches import switches_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

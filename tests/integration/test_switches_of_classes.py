@@ -10,8 +10,8 @@ import yaml
 from study_fixtures import Zerotune
 from training_fixtures import TRIAL_CLASSES
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.result import Outcome
 
 ANY = Path(__file__).parents[1] / "programs" / "any"
 CHECKPOINTING = "model:activation_checkpointing"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 SCRIPT, GLOBAL_BATCH = "divided/train.py", 4
 FEW = StepWindow(start_step=2, end_step=4, max_steps=3)

@@ -20,17 +20,17 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from server_fixtures import free_port
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.tracking.sync import StudySync, Tracker, trials_view
-from trial_lib.tracking.tracking_uri import default_tracking_uri
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.tracking.sync import StudySync, Tracker, trials_view
+from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri
 
 SYNC = """
 import sys
 from pathlib import Path
-from trial_lib.records.folders import StudyPaths
-from trial_lib.tracking.sync import StudySync
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.tracking.sync import StudySync
 print("ready", flush=True)
 StudySync(StudyPaths(Path(sys.argv[1])), sys.argv[2]).run()
 """

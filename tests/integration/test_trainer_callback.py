@@ -12,8 +12,8 @@ from device_fixtures import TRAINER_FLAGS
 from test_core_api import ANY, run_trial
 from training_fixtures import Training, Trainings
 
-from trial_lib.messages.folders import StopRequest
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.messages.folders import StopRequest
+from zerotune.trial_lib.records.result import Outcome
 
 SCRIPT = "trainer_core_api.py"
 OVERWRITES = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}
@@ -103,10 +103,10 @@ def test_a_stopped_trainer_saves_and_is_resumed(trainings: Trainings) -> None:
 def test_without_transformers_the_callback_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['transformers'] = None\n"
-        "import trial_lib.core, trial_lib.dsat\n"
-        "import trial_lib.training.huggingface"
+        "import zerotune.trial_lib.core, zerotune.trial_lib.dsat\n"
+        "import zerotune.trial_lib.training.huggingface"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = ended.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: trial_lib.training.huggingface needs transformers (")
+    assert last.startswith("ImportError: zerotune.trial_lib.training.huggingface needs transformers (")
     assert last.endswith("type `pip install '.[hf]'` in ZeroTune's repository.")

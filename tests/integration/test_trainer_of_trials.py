@@ -1,4 +1,4 @@
-"""A script that builds its trial itself and trains it by `trial_lib.Trainer`: full experiments, trials, alone."""
+"""A script that builds its trial itself and trains it by `zerotune.Trainer`: full experiments, trials, alone."""
 
 import dataclasses
 import json
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from training_fixtures import DS_CONFIG, TRIAL_CLASSES, Training, Trainings
 
-from trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
+from zerotune.trial_lib.records.result import Outcome
 
 
 @pytest.fixture

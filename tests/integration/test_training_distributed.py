@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
-from trial_lib.training.metrics import MetricAverager, MetricReducer, Reducers
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.training.metrics import MetricAverager, MetricReducer, Reducers
 
 RANKS_PER_NODE = 2
 SIZES = (2, 4)

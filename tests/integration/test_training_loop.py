@@ -200,7 +200,7 @@ def test_a_misuse_of_the_context_is_named(trainings: Trainings, misbehaves: str,
 
 
 def test_a_class_that_is_no_trial_is_named(trainings: Trainings) -> None:
-    assert "no DeepSpeedTrial. Derive the class from trial_lib.DeepSpeedTrial" in trainings.run("NoTrial").logs[0]
+    assert "no DeepSpeedTrial. Derive the class from zerotune.DeepSpeedTrial" in trainings.run("NoTrial").logs[0]
 
 
 def test_model_parallelism_that_the_loop_was_not_told_of_is_named(trainings: Trainings) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from training_fixtures import EXAMPLES, TRIAL_CLASSES
 
-from trial_lib.messages.orders import TrainingSpec
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.messages.orders import TrainingSpec
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
         tensorboard=str(plan.paths.tensorboard),
     )
     program = dataclasses.replace(
-        plan.program, target={"module": "trial_lib.training"}, arguments=[str(plan.paths.training_spec)]
+        plan.program, target={"module": "zerotune.trial_lib.training"}, arguments=[str(plan.paths.training_spec)]
     )
     return trials.start(dataclasses.replace(plan, program=program, training_spec=spec), starter).result()
 

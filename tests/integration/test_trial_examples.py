@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from training_fixtures import EXAMPLES, Trainings
 
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.study.plans import merged_hparams
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.study.plans import merged_hparams
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 from study_fixtures import Study, Zerotune, query
 
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome
-from trial_lib.study.history import AskedSweep, Withdrawn
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.study.history import AskedSweep, Withdrawn
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -14,7 +14,7 @@ import pytest
 from device_fixtures import TRAINER_FLAGS
 from study_fixtures import Zerotune
 
-from flows.prefect_server import PrefectServer
+from zerotune.flows.prefect_server import PrefectServer
 
 # Each is typed with two ranks.
 pytestmark = pytest.mark.devices(2)

@@ -11,8 +11,8 @@ import pytest
 from device_fixtures import TRAINER_FLAGS
 from study_fixtures import Study, Zerotune, query
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.result import Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 

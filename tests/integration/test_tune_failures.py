@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from study_fixtures import Running, Zerotune, query
 
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 # The command, but the first two times that the flow waits for the result of trial 2 it fails.
 FAILS_TWICE = """
-from flows.cli import main
-from trial_lib.study.driver import StudyDriver
+from zerotune.flows.cli import main
+from zerotune.trial_lib.study.driver import StudyDriver
 
 failures, wait = [], StudyDriver.next_ended
 

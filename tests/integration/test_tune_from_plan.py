@@ -8,11 +8,11 @@ import pytest
 from plan_fixtures import arm_by_hand, devices_by_hand, plan_by_hand
 from study_fixtures import Study, Zerotune
 
-from trial_lib.plan.plan_record import PlannedTrials, PlanPaths, PlanRecord
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome
-from trial_lib.search.zero_settings import arm_key
-from trial_lib.study.history import Asked
+from zerotune.trial_lib.plan.plan_record import PlannedTrials, PlanPaths, PlanRecord
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.zero_settings import arm_key
+from zerotune.trial_lib.study.history import Asked
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from study_fixtures import Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
-from trial_lib.search.knobs import get_knob
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.knobs import get_knob
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 GLOBAL_BATCH = 8

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from study_fixtures import Running, Zerotune, query
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 pytestmark = pytest.mark.long
 

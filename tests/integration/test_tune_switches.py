@@ -12,9 +12,9 @@ from device_fixtures import TRAINER_FLAGS
 from study_fixtures import Zerotune
 from switched_fixtures import COMMAND, SHOWN, SWITCHED, ran_with, switched_with
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from full_experiment_fixtures import runs_of
 from study_fixtures import Zerotune
 from training_fixtures import TRIAL_CLASSES
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.folders import FullExperimentPaths
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.folders import FullExperimentPaths
+from zerotune.trial_lib.records.result import Outcome
 
 EXPERIMENT = {
     "name": "tiny-class",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.records.result import Outcome
 
 TURNED = Path(__file__).parents[1] / "programs" / "turned"
 COMMAND = ("deepspeed", "--num_gpus", "1", "train.py", "--deepspeed_config", "ds_config.json", "--recompute")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune
 
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome
 
 # Of the program itself: what an argument has to survive.
 ARGUMENTS = ["two words", 'it\'s "quoted"', "", "$HOME *", "ünï", "-z", "1", "2", "line\nline"]

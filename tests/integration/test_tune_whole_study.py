@@ -16,9 +16,9 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from study_fixtures import Running, Study, Zerotune, query
 
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.arms import CandidateNames
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.arms import CandidateNames
 
 # Hugging Face's hub reads it when it is imported.
 SETS_A_VARIABLE = """\

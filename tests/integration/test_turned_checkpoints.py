@@ -14,13 +14,15 @@ from conftest import PROGRAMS
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from server_fixtures import free_port
 
-from trial_lib.messages.orders import TrainingOrder
+from zerotune.trial_lib.messages.orders import TrainingOrder
 
 pytestmark = [pytest.mark.long, pytest.mark.devices(2), pytest.mark.timeout(900)]
 
 FOLDER = PROGRAMS / "turned"
 CHECKPOINTING, COMPILE = "model:activation_checkpointing", "model:compile"
-BY_RANK = "import json, sys; from trial_lib.rank.rank import train; train(json.loads(sys.argv[1]), int(sys.argv[2]))"
+BY_RANK = (
+    "import json, sys; from zerotune.trial_lib.rank.rank import train; train(json.loads(sys.argv[1]), int(sys.argv[2]))"
+)
 LOSS = re.compile(r"^step (\d+) loss ([\d.]+)$", re.MULTILINE)
 NAMES = {
     *("words.weight", "head.weight"),

@@ -12,10 +12,19 @@ import yaml
 from conftest import CONFIG, PROGRAMS
 from study_fixtures import Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.messages.orders import StepWindow
-from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, PERSISTENT, PINNED, PREFETCH, WORKERS
-from trial_lib.records.result import Outcome
+from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.messages.turned import (
+    ATTENTION,
+    CHECKPOINTING,
+    COMPILE,
+    FUSED,
+    PERSISTENT,
+    PINNED,
+    PREFETCH,
+    WORKERS,
+)
+from zerotune.trial_lib.records.result import Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 

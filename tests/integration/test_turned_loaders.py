@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import pytest
 from conftest import Trials
 
-from trial_lib.messages.orders import StepWindow, TrainingOrder
-from trial_lib.messages.turned import FUSED, PINNED, WORKERS
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ProgramProfile, TrialResult
+from zerotune.trial_lib.messages.orders import StepWindow, TrainingOrder
+from zerotune.trial_lib.messages.turned import FUSED, PINNED, WORKERS
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import ProgramProfile, TrialResult
 
 OWN = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
 PROGRAM = """
@@ -145,7 +145,7 @@ def test_a_training_at_full_length_has_what_the_trials_had(turned: dict[str, Any
         finished=[str(tmp_path / "finished")],
         failures=[str(tmp_path / "failure")],
     )
-    code = "import json, sys; from trial_lib.rank.rank import train; train(json.loads(sys.argv[1]), 0)"
+    code = "import json, sys; from zerotune.trial_lib.rank.rank import train; train(json.loads(sys.argv[1]), 0)"
     command = [sys.executable, "-c", code, json.dumps(order.to_json())]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)
 DECODER = ("transformer.py", "--layers", "4", "--hidden", "64", "--length", "32")

@@ -9,11 +9,11 @@ import pytest
 from conftest import PROGRAMS
 from device_fixtures import TRAINER_FLAGS
 
-from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.training_command import left_to_write, trainer_options
+from zerotune.trial_lib.deepspeed_config.overrides import config_hash
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.training_command import left_to_write, trainer_options
 
 ANY = PROGRAMS / "any"
 PLACE = "model:activation_checkpointing"

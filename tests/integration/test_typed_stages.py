@@ -23,11 +23,11 @@ from device_fixtures import need
 from server_fixtures import free_port
 
 from benchmarks.programs.trials import Trials
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.open_study import new_study
-from trial_lib.study.training_command import training_command
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.open_study import new_study
+from zerotune.trial_lib.study.training_command import training_command
 
 BIN = Path(sys.executable).parent
 OBSERVED = PROGRAMS / "observed"

@@ -95,7 +95,7 @@ def write(engines, folder):
 
 def save(ranks, root):
     """Trains, saves, and trains on: what the others have to repeat."""
-    from trial_lib.training.checkpoints import CheckpointStore
+    from zerotune.trial_lib.training.checkpoints import CheckpointStore
 
     engines = build_all(ranks)
     for engine in engines.values():
@@ -106,7 +106,7 @@ def save(ranks, root):
 
 
 def resume(ranks, root):
-    from trial_lib.training.checkpoints import Checkpoint, CheckpointStore, loadable, world_size_problem
+    from zerotune.trial_lib.training.checkpoints import Checkpoint, CheckpointStore, loadable, world_size_problem
 
     engines = build_all(ranks)
     store = CheckpointStore(root, ranks, True)
@@ -136,7 +136,7 @@ def as_rank(step, rank, size, folder, out):
     import deepspeed
     import torch.distributed as dist
 
-    from trial_lib.training.distributed import DistributedContext
+    from zerotune.trial_lib.training.distributed import DistributedContext
 
     dist.init_process_group("gloo", init_method=f"file://{out}.meeting", rank=rank, world_size=size)
     deepspeed.init_distributed(dist_backend="gloo")

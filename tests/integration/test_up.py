@@ -22,8 +22,8 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from server_fixtures import as_another_user
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 
-from flows.own_server import entry_link
-from flows.up import HEARTBEAT_S, POOL
+from zerotune.flows.own_server import entry_link
+from zerotune.flows.up import HEARTBEAT_S, POOL
 
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"

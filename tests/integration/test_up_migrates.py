@@ -70,7 +70,7 @@ def older_store(database: Path) -> None:
 def test_a_module_of_prefect_s_name_where_the_command_runs_does_not_hinder_the_migration(tmp_path: Path) -> None:
     zerotune = Zerotune(tmp_path, tmp_path / "home")
     (tmp_path / "prefect.py").write_text("raise RuntimeError('of the user')\n")
-    code = "from flows.prefect_server import migrate_own_database; migrate_own_database()"
+    code = "from zerotune.flows.prefect_server import migrate_own_database; migrate_own_database()"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=zerotune.environment, check=True)
     assert revision(zerotune.prefect_database)
 

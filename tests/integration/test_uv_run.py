@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.followed import followed
-from trial_lib.study.program import KnownProgram, environment_of, interpreter_of
-from trial_lib.study.setup import StudySetup
-from trial_lib.study.training_command import training_command
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.followed import followed
+from zerotune.trial_lib.study.program import KnownProgram, environment_of, interpreter_of
+from zerotune.trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.study.training_command import training_command
+from zerotune.trial_lib.study.typed_command import read_command
 
 UV = """#!/bin/sh
 echo "$@" >> {folder}/uv.log

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import Trials
 
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.orders import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 ENDLESS = StepWindow(start_step=2, end_step=10**6, max_steps=10**6, max_seconds=10**6)

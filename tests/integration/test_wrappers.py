@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune, left_in
 
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.launch.wrapper import NoLaunch, follow_wrapper
-from trial_lib.messages.errors import InputError
-from trial_lib.study.followed import Followed, followed, rewrapped, wrapped_command
-from trial_lib.study.profile import mapped_places
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.inputs.entrypoint import parse_entrypoint
+from zerotune.trial_lib.launch.wrapper import NoLaunch, follow_wrapper
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.study.followed import Followed, followed, rewrapped, wrapped_command
+from zerotune.trial_lib.study.profile import mapped_places
+from zerotune.trial_lib.study.typed_command import read_command
 
 BIN = str(Path(sys.executable).parent)
 LAUNCHER = """
@@ -268,7 +268,7 @@ def test_the_exit_code_of_a_wrapper_is_the_one_that_a_shell_would_tell(folder: P
 
 @pytest.mark.long
 def test_a_wrapper_that_takes_its_time_is_told_of_and_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trial_lib.launch.wrapper._FIRST_WORD_S", 0.2)
+    monkeypatch.setattr("zerotune.trial_lib.launch.wrapper._FIRST_WORD_S", 0.2)
     told: list[float] = []
     (folder / "run.sh").write_text("echo downloading\nsleep 60 & sleep 60\n")
     end = follow_wrapper(["bash", "run.sh"], folder, os.environ, told.append, given_up_s=5)

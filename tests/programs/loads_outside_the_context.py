@@ -6,7 +6,7 @@ import deepspeed
 import torch.nn.functional as F
 from toy import batches, parse_arguments, small_model
 
-from trial_lib import core, dsat
+from zerotune import core, dsat
 
 args = parse_arguments()
 model = small_model()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from device_fixtures import lacking
 
-from trial_lib.device.base import Host
+from zerotune.trial_lib.device.base import Host
 
 ROOT = Path(__file__).parents[2]
 CORES = Host("cpu", ["0", "1"], 2**30)

@@ -24,7 +24,7 @@ if test -n "$HANGS"; then case "$line" in *"$HANGS"*) exec sleep 60 ;; esac; fi
 sleep 0.2
 echo "ends $line" >> "$NOTES"
 """
-RANKS, PACKAGES, OPS, STUDY = "torch deepspeed", "-e .", "-m flows.prepare examples", "zerotune adaptive"
+RANKS, PACKAGES, OPS, STUDY = "torch deepspeed", "-e .", "-m zerotune.flows.prepare examples", "zerotune adaptive"
 FETCHES = ("-w .venv/wheels/.fetched-prefect", "-w .venv/wheels/.fetched-others")
 
 

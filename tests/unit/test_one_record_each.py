@@ -7,11 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WITH_TOYS = """
-from trial_lib.inputs.launchers import followed, left_out
-from trial_lib.inputs.launchers import LAUNCHERS, UserLauncher
-from trial_lib.records import result as search_metrics
-from trial_lib.search import methods
-from trial_lib.search.methods import RandomSettings
+from zerotune.trial_lib.inputs.launchers import followed, left_out
+from zerotune.trial_lib.inputs.launchers import LAUNCHERS, UserLauncher
+from zerotune.trial_lib.records import result as search_metrics
+from zerotune.trial_lib.search import methods
+from zerotune.trial_lib.search.methods import RandomSettings
 
 tokens = search_metrics.Metric("tokens_per_second", "tokens/s")
 search_metrics.SEARCH_METRICS[tokens.name] = tokens
@@ -27,7 +27,7 @@ LAUNCHERS["toyrun"] = UserLauncher(
 )
 """
 FORM = """
-from trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.arguments import StudyArguments
 
 fields = StudyArguments.model_json_schema()["properties"]
 assert "toy" in fields["method"]["enum"], fields["method"]
@@ -48,9 +48,9 @@ simulate(search, world, 1, 1)
 assert search.best is not None
 """
 REPORT = """
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.report.study_view import leaderboard
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.report.study_view import leaderboard
 
 def ended(number, tokens):
     return TrialResult(
@@ -68,18 +68,18 @@ import os
 import sys
 from pathlib import Path
 
-from trial_lib.inputs.launchers import launcher_in
-from trial_lib.inputs.program_code import may_start_ranks
-from trial_lib.device.base import Host
-from trial_lib.launch.rank_starter import rank_requests
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.program import program_of
-from trial_lib.study.program import KnownProgram
-from trial_lib.study.typed_command import read_command
-from trial_lib.study.setup import StudySetup
-from trial_lib.study.training_command import training_command
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.launchers import launcher_in
+from zerotune.trial_lib.inputs.program_code import may_start_ranks
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.rank_starter import rank_requests
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.program import program_of
+from zerotune.trial_lib.study.program import KnownProgram
+from zerotune.trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.study.training_command import training_command
+from zerotune.trial_lib.messages.errors import InputError
 
 folder, host = Path.cwd(), Host("cpu", ["0", "1"], 2**30)
 Path("train.py").touch()
@@ -128,7 +128,7 @@ def run(code: str, folder: Path = ROOT) -> None:
 
 
 def shown(*words: str) -> str:
-    code = f"import sys\nfrom flows.command_line import run\nsys.argv = {['zerotune', *words]!r}\nrun()"
+    code = f"import sys\nfrom zerotune.flows.command_line import run\nsys.argv = {['zerotune', *words]!r}\nrun()"
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "unit")))
     script = [sys.executable, "-c", WITH_TOYS + code]
     ran = subprocess.run(script, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)

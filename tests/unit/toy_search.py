@@ -1,6 +1,6 @@
 """A search method that a test adds."""
 
-from trial_lib.search.dsat import RandomSearch
+from zerotune.trial_lib.search.dsat import RandomSearch
 
 
 class ToySearch(RandomSearch):

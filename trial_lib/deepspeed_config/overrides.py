@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import ranks_of_a_replica
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import read_bounded
+from zerotune.trial_lib.deepspeed_config.layout import ranks_of_a_replica
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import read_bounded
 
 # Reads a DeepSpeed configuration from a file, or from the text that DeepSpeed accepts instead.
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from trial_lib.deepspeed_config.layout import (
+from zerotune.trial_lib.deepspeed_config.layout import (
     Layout,
     ModelShape,
     empty_stages,
@@ -23,8 +23,14 @@ from trial_lib.deepspeed_config.layout import (
     unshared_heads,
     unshared_tokens,
 )
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, resolve_batch, short_name
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    resolve_batch,
+    short_name,
+)
+from zerotune.trial_lib.messages.errors import InputError
 
 _INFO = Path("/proc/cpuinfo")
 # oneDNN's avx512_core_fp16, the two parts of its avx2_vnni_2, and half precision on Arm.

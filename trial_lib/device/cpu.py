@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from trial_lib.device.base import Host, HostKind, host_memory
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.device.base import Host, HostKind, host_memory
+from zerotune.trial_lib.messages.errors import InputError
 
 _HOST_RESERVE = 0.1
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from trial_lib.device.base import DeviceCondition, DeviceState, Host, HostKind, Tenant
-from trial_lib.device.cuda_variables import BY_BUS, ORDER, cuda_order
-from trial_lib.device.nvml import (
+from zerotune.trial_lib.device.base import DeviceCondition, DeviceState, Host, HostKind, Tenant
+from zerotune.trial_lib.device.cuda_variables import BY_BUS, ORDER, cuda_order
+from zerotune.trial_lib.device.nvml import (
     VARIABLE,
     Gpu,
     Visible,
@@ -23,7 +23,7 @@ from trial_lib.device.nvml import (
     named_devices,
     session,
 )
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.errors import InputError
 
 # The kernel's information on this host's AMD GPUs. It needs none of AMD's libraries.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pynvml
 
-from trial_lib.device.base import host_memory
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.device.base import host_memory
+from zerotune.trial_lib.messages.errors import InputError
 
 _NO_INSTANCE = "MIG is on, but it has no instances"
 

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping
 
-from trial_lib.device.base import Host, HostKind
-from trial_lib.device.cpu import CpuHost, chooses_processor, cores_of_this_process, refuse_others
-from trial_lib.device.cuda import CudaHost, gpus
+from zerotune.trial_lib.device.base import Host, HostKind
+from zerotune.trial_lib.device.cpu import CpuHost, chooses_processor, cores_of_this_process, refuse_others
+from zerotune.trial_lib.device.cuda import CudaHost, gpus
 
 _KINDS: tuple[HostKind, ...] = (CudaHost(), CpuHost())
 

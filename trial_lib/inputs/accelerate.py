@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, read_deepspeed_json
-from trial_lib.inputs.entrypoint import Entrypoint, default_interpreter
-from trial_lib.inputs.launchers import (
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, read_deepspeed_json
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, default_interpreter
+from zerotune.trial_lib.inputs.launchers import (
     CORES,
     LOGS,
     NEVER_AGAIN,
@@ -21,9 +21,9 @@ from trial_lib.inputs.launchers import (
     PROCESSES,
     UserLauncher,
 )
-from trial_lib.inputs.places import typed_as, with_target
-from trial_lib.inputs.words import Words, ask
-from trial_lib.messages.files import write_whole
+from zerotune.trial_lib.inputs.places import typed_as, with_target
+from zerotune.trial_lib.inputs.words import Words, ask
+from zerotune.trial_lib.messages.files import write_whole
 
 # The environment variable from which accelerate reads the path of a DeepSpeed configuration.
 CONFIG_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"

@@ -2,8 +2,8 @@
 
 The fields are Determined's, so that a file written for it works unchanged. ZeroTune adds six: `arg_mappings`,
 `follow_launcher`, `search_space`, `turned`, `resources.memory_per_slot` and `resources.hosts`. The descriptions here
-become the JSON Schema that editors show, which `python -m trial_lib.inputs.config` writes anew. An editor with YAML's
-language server finds it by a first line such as `# yaml-language-server: $schema=PATH/experiment.schema.json`.
+become the JSON Schema that editors show, which `python -m zerotune.trial_lib.inputs.config` writes anew. An editor with
+YAML's language server finds it by a first line such as `# yaml-language-server: $schema=PATH/experiment.schema.json`.
 """
 
 import json
@@ -27,13 +27,13 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from trial_lib.deepspeed_config.layout import LAYOUT_KINDS
-from trial_lib.deepspeed_config.overrides import setting_at
-from trial_lib.inputs.places import MAPPING_TARGET, SWITCH_PLACE
-from trial_lib.inputs.yaml_document import YamlSection
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.turned import TURNED, is_turned
-from trial_lib.records.switches import PROGRAM
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUT_KINDS
+from zerotune.trial_lib.deepspeed_config.overrides import setting_at
+from zerotune.trial_lib.inputs.places import MAPPING_TARGET, SWITCH_PLACE
+from zerotune.trial_lib.inputs.yaml_document import YamlSection
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.turned import TURNED, is_turned
+from zerotune.trial_lib.records.switches import PROGRAM
 
 # Types of single fields: lengths, environment variables, sizes, and the values of knobs.
 

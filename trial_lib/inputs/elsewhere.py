@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trial_lib.inputs.launchers import launcher_of, python_programs
-from trial_lib.inputs.words import ASSIGNMENT
+from zerotune.trial_lib.inputs.launchers import launcher_of, python_programs
+from zerotune.trial_lib.inputs.words import ASSIGNMENT
 
 _IN_THE_JOB = (
     "Write `zerotune tune --` into the job, before the command that starts your ranks (such as `zerotune tune -- srun "

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trial_lib.inputs.elsewhere import started_elsewhere
-from trial_lib.inputs.launchers import (
+from zerotune.trial_lib.inputs.elsewhere import started_elsewhere
+from zerotune.trial_lib.inputs.launchers import (
     DEEPSPEED_LAUNCH,
     DETERMINED,
     NONE,
@@ -29,12 +29,13 @@ from trial_lib.inputs.launchers import (
     launcher_of_program,
     runner_words,
 )
-from trial_lib.inputs.words import ASSIGNMENT, Words, options_from_environment, read_options, split_command
-from trial_lib.messages.files import read_bounded
+from zerotune.trial_lib.inputs.words import ASSIGNMENT, Words, options_from_environment, read_options, split_command
+from zerotune.trial_lib.messages.files import read_bounded
 
 # Reading a command: a Python program that starts by itself or by a launcher.
 
-TRIAL_CLASS_MODULE = "trial_lib.training"
+TRIAL_CLASS_MODULE = "zerotune.trial_lib.training"
+TRIAL_CLASS_MODULES = (TRIAL_CLASS_MODULE, "trial_lib.training")  # the second by the alias
 _TRIAL_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LONGEST_FIRST_LINE = 4096
@@ -95,10 +96,10 @@ def take_script(words: Words) -> str:
 
 
 def read_own(words: Words) -> dict[str, Any]:
-    """Reads what follows `python3 -m trial_lib.training`. Raises InputError: no trial class follows."""
+    """Reads what follows `python3 -m zerotune.trial_lib.training`. Raises InputError: no trial class follows."""
     if words and words.first.partition("=")[0] == "--trial":
         return _trial_class(words, words.take_value(words.take()))
-    raise words.error("trial_lib.training is given no trial class.", "Write `--trial MODULE:CLASS` behind it.")
+    raise words.error(f"{TRIAL_CLASS_MODULE} is given no trial class.", "Write `--trial MODULE:CLASS` behind it.")
 
 
 def _launched(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def _read_determined(words: Words) -> dict[str, Any]:
 _OWN_MODULES: dict[str, Callable[[Words], dict[str, Any]]] = {
     "determined.launch.deepspeed": _read_determined,
     "determined.launch.torch_distributed": _read_determined,
-    TRIAL_CLASS_MODULE: read_own,
+    **dict.fromkeys(TRIAL_CLASS_MODULES, read_own),
 }
 
 
@@ -332,7 +333,7 @@ def read_deepspeed(words: Words, launcher: UserLauncher, interpreter: str | None
     table = launcher.options if words.follows else launcher.yaml_options
     options = read_options(words, launcher.name, table or {})
     name = take_script(words)
-    if "--module" in options and name == TRIAL_CLASS_MODULE:
+    if "--module" in options and name in TRIAL_CLASS_MODULES:
         return read_own(words)
     found: dict[str, Any] = {
         ("module" if "--module" in options else "script"): name,

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from trial_lib.inputs.launchers import LAUNCHERS, python_programs
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.yaml_document import read_yaml
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.secrets import REDACTED, redact, redact_text, secrets_in
-from trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.inputs.launchers import LAUNCHERS, python_programs
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.inputs.yaml_document import read_yaml
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.secrets import REDACTED, redact, redact_text, secrets_in
+from zerotune.trial_lib.records.folders import StudyPaths
 
 # Hides secrets whose values are known, because a log may contain them without their names or in another spelling.
 

@@ -226,7 +226,7 @@ class UserLauncher:
     programs: tuple[str, ...]  # the words that begin it, such as `accelerate launch`. Texts show the first.
     # The function that reads the words behind them, as `module:function`. It takes the words, this record and the
     # interpreter beside the program. It returns fields of `Entrypoint`.
-    read: str = "trial_lib.inputs.entrypoint:read_counted"
+    read: str = "zerotune.trial_lib.inputs.entrypoint:read_counted"
     options: Mapping[str, Option] = field(default_factory=dict)  # what becomes of each of its options
     # The same in an experiment's YAML, which says itself how many ranks start. None if a YAML cannot name the launcher.
     yaml_options: Mapping[str, Option] | None = None
@@ -267,7 +267,7 @@ _RECORDS = (
     UserLauncher(
         name="deepspeed",
         programs=("deepspeed",),
-        read="trial_lib.inputs.entrypoint:read_deepspeed",
+        read="zerotune.trial_lib.inputs.entrypoint:read_deepspeed",
         options=DEEPSPEED,
         yaml_options=DEEPSPEED_IN_YAML,
         modules=("deepspeed.launcher.runner", DEEPSPEED_LAUNCH),
@@ -278,7 +278,7 @@ _RECORDS = (
     UserLauncher(
         name="torchrun",
         programs=("torchrun",),
-        read="trial_lib.inputs.entrypoint:read_torchrun",
+        read="zerotune.trial_lib.inputs.entrypoint:read_torchrun",
         options=TORCHRUN,
         yaml_options=TORCHRUN_IN_YAML,
         modules=("torch.distributed.run", TORCH_LAUNCH),
@@ -300,17 +300,17 @@ _RECORDS = (
     UserLauncher(
         name="accelerate",
         programs=("accelerate launch", "accelerate-launch"),
-        read="trial_lib.inputs.accelerate:read_accelerate",
+        read="zerotune.trial_lib.inputs.accelerate:read_accelerate",
         modules=("accelerate.commands.launch", "accelerate.commands.accelerate_cli launch", "accelerate launch"),
         comes_with_python=True,
         gives_one_thread=True,  # It starts torchrun.
         hands_over_config=True,
-        retype="trial_lib.inputs.accelerate:accelerate_words",
+        retype="zerotune.trial_lib.inputs.accelerate:accelerate_words",
     ),
     UserLauncher(
         name="mpirun",
         programs=("mpirun", "mpiexec", "orterun"),
-        read="trial_lib.inputs.entrypoint:read_mpirun",
+        read="zerotune.trial_lib.inputs.entrypoint:read_mpirun",
         options=MPIRUN,
         count=("-np", "-npernode"),
         runs_command=True,
@@ -326,7 +326,7 @@ _RECORDS = (
     UserLauncher(
         name="srun",
         programs=("srun",),
-        read="trial_lib.inputs.entrypoint:read_srun",
+        read="zerotune.trial_lib.inputs.entrypoint:read_srun",
         options=SRUN,
         count=("--ntasks", "--ntasks-per-node"),
         runs_command=True,
@@ -342,7 +342,7 @@ _RECORDS = (
     UserLauncher(
         name="uv",
         programs=("uv run",),
-        read="trial_lib.inputs.program_code:read_uv_run",
+        read="zerotune.trial_lib.inputs.program_code:read_uv_run",
         options=UV_RUN,
         runs_command=True,
         is_environment=True,

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from trial_lib.deepspeed_config.overrides import named_alike, setting_at
-from trial_lib.inputs.entrypoint import Entrypoint, split_flag
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import read_bounded
-from trial_lib.messages.turned import TURNED_PLACE, in_command
-from trial_lib.records.switches import SwitchValue, boolean_of, is_option, text_of
+from zerotune.trial_lib.deepspeed_config.overrides import named_alike, setting_at
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, split_flag
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import read_bounded
+from zerotune.trial_lib.messages.turned import TURNED_PLACE, in_command
+from zerotune.trial_lib.records.switches import SwitchValue, boolean_of, is_option, text_of
 
 # A value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file.
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.inputs.elsewhere import UNMISTAKABLE
-from trial_lib.inputs.entrypoint import Entrypoint, parse_command, split_flag
-from trial_lib.inputs.launchers import (
+from zerotune.trial_lib.inputs.elsewhere import UNMISTAKABLE
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, parse_command, split_flag
+from zerotune.trial_lib.inputs.launchers import (
     LAUNCHERS,
     NONE,
     UserLauncher,
@@ -24,8 +24,8 @@ from trial_lib.inputs.launchers import (
     firsts,
     launcher_of_program,
 )
-from trial_lib.inputs.words import Words, ask, read_options
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.words import Words, ask, read_options
+from zerotune.trial_lib.messages.errors import InputError
 
 _MOST_FILES = 300
 

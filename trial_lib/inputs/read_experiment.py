@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     DEEPSPEED_KEYS,
     MICRO_BATCH,
     inline_ds_config,
@@ -26,14 +26,20 @@ from trial_lib.deepspeed_config.overrides import (
     read_deepspeed_json,
     read_named_config,
 )
-from trial_lib.inputs.config import ExperimentConfig, keys_without_effect
-from trial_lib.inputs.entrypoint import Entrypoint, default_interpreter, parse_entrypoint, split_flag, with_config
-from trial_lib.inputs.places import batch_places
-from trial_lib.inputs.program_code import module_file
-from trial_lib.inputs.search_space import check_switches, read_search_space, refuse_launchers_own
-from trial_lib.inputs.yaml_document import YamlDocument, YamlSection, describe, read_yaml, written_yaml
-from trial_lib.messages.errors import InputError
-from trial_lib.search.arms import RequestedKnob
+from zerotune.trial_lib.inputs.config import ExperimentConfig, keys_without_effect
+from zerotune.trial_lib.inputs.entrypoint import (
+    Entrypoint,
+    default_interpreter,
+    parse_entrypoint,
+    split_flag,
+    with_config,
+)
+from zerotune.trial_lib.inputs.places import batch_places
+from zerotune.trial_lib.inputs.program_code import module_file
+from zerotune.trial_lib.inputs.search_space import check_switches, read_search_space, refuse_launchers_own
+from zerotune.trial_lib.inputs.yaml_document import YamlDocument, YamlSection, describe, read_yaml, written_yaml
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.search.arms import RequestedKnob
 
 # The mistakes that pydantic finds in an experiment's YAML, as sentences with line and column.
 

@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import LAYOUT_KINDS, VARIABLES_OF_LAYOUTS, size_of
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, DEEPSPEED_KEYS, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.deepspeed_config.rules import ZERO_KEYS
-from trial_lib.inputs.entrypoint import CONFIG_FLAGS, Entrypoint
-from trial_lib.inputs.places import (
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUT_KINDS, VARIABLES_OF_LAYOUTS, size_of
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, DEEPSPEED_KEYS, MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.deepspeed_config.rules import ZERO_KEYS
+from zerotune.trial_lib.inputs.entrypoint import CONFIG_FLAGS, Entrypoint
+from zerotune.trial_lib.inputs.places import (
     MAPPING_TARGET,
     PLACES,
     is_plain_name,
@@ -22,14 +22,14 @@ from trial_lib.inputs.places import (
     typed_as,
     typed_switch,
 )
-from trial_lib.inputs.yaml_document import describe, parse_yaml
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.turned import TURNED, TURNED_PLACE, is_turned
-from trial_lib.records.switches import PROGRAM, is_option, is_switch, path_of, place_of, text_of
-from trial_lib.search.arms import RequestedKnob
-from trial_lib.search.catalogue import KNOBS, catalogues_name, is_coarse
-from trial_lib.search.effects import Kind, shown
-from trial_lib.search.knobs import STAGE, ZERO_STAGES
+from zerotune.trial_lib.inputs.yaml_document import describe, parse_yaml
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.turned import TURNED, TURNED_PLACE, is_turned
+from zerotune.trial_lib.records.switches import PROGRAM, is_option, is_switch, path_of, place_of, text_of
+from zerotune.trial_lib.search.arms import RequestedKnob
+from zerotune.trial_lib.search.catalogue import KNOBS, catalogues_name, is_coarse
+from zerotune.trial_lib.search.effects import Kind, shown
+from zerotune.trial_lib.search.knobs import STAGE, ZERO_STAGES
 
 # Returns how an error names a place in the experiment, by its keys from the top.
 Where = Callable[[tuple[str, ...]], str]

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trial_lib.inputs.launchers import ONE_NODE, SLOTS, Does, Option, launchers_listed
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.launchers import ONE_NODE, SLOTS, Does, Option, launchers_listed
+from zerotune.trial_lib.messages.errors import InputError
 
 REMEDY = "Write `python3 SCRIPT ARGUMENTS`: ZeroTune starts the ranks itself."
 # The beginning of a word that sets an environment variable before a command.

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validato
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import read_bounded
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import read_bounded
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import psutil
 
-from trial_lib.device.base import DeviceState, Host, Tenant
-from trial_lib.device.this_host import kind_of
-from trial_lib.launch.outcome import read_record
-from trial_lib.records.result import Neighbour, TrialDevice
-from trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.device.base import DeviceState, Host, Tenant
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.launch.outcome import read_record
+from zerotune.trial_lib.records.result import Neighbour, TrialDevice
+from zerotune.trial_lib.records.units import bytes_shown
 
 _PERIOD_S = 2.0
 _PATIENCE_S = 10.0
@@ -226,7 +226,7 @@ def neighbour(tenant: Tenant) -> Neighbour:
 # Reports while ranks stand still what they wait for, and which rank works.
 
 _POLL_S = 2.0
-# `trial_lib.rank.endings` names the end of a rank so.
+# `zerotune.trial_lib.rank.endings` names the end of a rank so.
 _ENDED, _WORKS = "ended", "works"
 # The time to the next report of a trial, and the factor for the time to the one after it.
 _AGAIN_S, _LONGER = 120.0, 2.0

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.base import Host, has_killed, kernel_kills
-from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.outcome import RankRecord, classify, is_from_outside, read_rank_record
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, Program, RankStarter, rank_requests
-from trial_lib.launch.slots import HeldSlots, SlotWait, held_slots
-from trial_lib.launch.trial import run_to_end
-from trial_lib.messages.files import MetricsReader
-from trial_lib.messages.orders import TrainingOrder
-from trial_lib.records.folders import FullExperimentPaths
-from trial_lib.records.result import Outcome, as_sentence
+from zerotune.trial_lib.device.base import Host, has_killed, kernel_kills
+from zerotune.trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.launch.outcome import RankRecord, classify, is_from_outside, read_rank_record
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, Program, RankStarter, rank_requests
+from zerotune.trial_lib.launch.slots import HeldSlots, SlotWait, held_slots
+from zerotune.trial_lib.launch.trial import run_to_end
+from zerotune.trial_lib.messages.files import MetricsReader
+from zerotune.trial_lib.messages.orders import TrainingOrder
+from zerotune.trial_lib.records.folders import FullExperimentPaths
+from zerotune.trial_lib.records.result import Outcome, as_sentence
 
-_ENTRY = "trial_lib.rank.rank:train"
+_ENTRY = "zerotune.trial_lib.rank.rank:train"
 
 # The user's class breaks the API, and would do so again.
 _INVALID_TRIAL = "InvalidTrialError"

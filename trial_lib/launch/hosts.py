@@ -14,14 +14,14 @@ from typing import Any
 
 import psutil
 
-from trial_lib.device.base import Host
-from trial_lib.launch.processes import supervisor
-from trial_lib.launch.processes.supervisor import RANK_FAILED, RANKS_ENDED
-from trial_lib.launch.rank_starter import HOST, Launched, LaunchRequest, ProcessesEnd
-from trial_lib.launch.starters import ColdStarter
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_whole
-from trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.processes import supervisor
+from zerotune.trial_lib.launch.processes.supervisor import RANK_FAILED, RANKS_ENDED
+from zerotune.trial_lib.launch.rank_starter import HOST, Launched, LaunchRequest, ProcessesEnd
+from zerotune.trial_lib.launch.starters import ColdStarter
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.records.folders import TrialPaths
 
 
 def is_this_host(name: str) -> bool:

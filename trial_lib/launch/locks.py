@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.errors import InputError
 
 # The folder of the locks of slots and ports, and each user's folder in it.
 

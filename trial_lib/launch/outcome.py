@@ -9,12 +9,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.this_host import kind_of
-from trial_lib.launch.processes.supervisor import CANCEL, DEADLINE, REPLACED, STOPPED
-from trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
-from trial_lib.messages.orders import ANOTHER_HAS_FAILED, SENDS
-from trial_lib.records.result import Outcome, as_sentence
-from trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.launch.processes.supervisor import CANCEL, DEADLINE, REPLACED, STOPPED
+from zerotune.trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
+from zerotune.trial_lib.messages.orders import ANOTHER_HAS_FAILED, SENDS
+from zerotune.trial_lib.records.result import Outcome, as_sentence
+from zerotune.trial_lib.records.units import bytes_shown
 
 # Finds out from a rank's record and log which memory it has run out of.
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trial_lib.device.base import Host
-from trial_lib.launch.rank_starter import RankStarter
-from trial_lib.launch.sweep import run_sweep
-from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.messages.orders import Import
-from trial_lib.records.candidate import Sweep, Withdrawal
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.rank_starter import RankStarter
+from zerotune.trial_lib.launch.sweep import run_sweep
+from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.messages.orders import Import
+from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
+from zerotune.trial_lib.records.result import TrialResult
 
 Note = Callable[[str], None]
 """Called with a sentence for the user when something delays trials."""

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.launchers import launcher_named
-from trial_lib.launch.processes import channel
-from trial_lib.launch.processes.environment_check import Judgement
-from trial_lib.launch.processes.watchdog import LOOK_S, StoppedLooks, wake
-from trial_lib.messages.folders import Layer
-from trial_lib.messages.orders import Import
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.launchers import launcher_named
+from zerotune.trial_lib.launch.processes import channel
+from zerotune.trial_lib.launch.processes.environment_check import Judgement
+from zerotune.trial_lib.launch.processes.watchdog import LOOK_S, StoppedLooks, wake
+from zerotune.trial_lib.messages.folders import Layer
+from zerotune.trial_lib.messages.orders import Import
 
 HOST, GUARD = "host", "guard"
 """Two causes of an end: a host has died, or the guard was killed."""

@@ -15,12 +15,12 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import kind_called, this_host
-from trial_lib.launch.hosts import is_this_host
-from trial_lib.launch.place import Note, OnResult
-from trial_lib.launch.rank_starter import HOST, HostRanks, ProcessesEnd, RankStarter
-from trial_lib.launch.ray_host import (
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import kind_called, this_host
+from zerotune.trial_lib.launch.hosts import is_this_host
+from zerotune.trial_lib.launch.place import Note, OnResult
+from zerotune.trial_lib.launch.rank_starter import HOST, HostRanks, ProcessesEnd, RankStarter
+from zerotune.trial_lib.launch.ray_host import (
     NAMESPACE,
     ClusterOrder,
     ClusterShare,
@@ -30,12 +30,12 @@ from trial_lib.launch.ray_host import (
     actor_name,
     unpack,
 )
-from trial_lib.launch.trial import TrialPlan, begin, take_result, unstarted, write_unstarted
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.orders import Import
-from trial_lib.records.candidate import Sweep, Withdrawal
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.launch.trial import TrialPlan, begin, take_result, unstarted, write_unstarted
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.orders import Import
+from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0

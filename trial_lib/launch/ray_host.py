@@ -14,19 +14,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trial_lib.device.base import Host, has_killed, kernel_kills
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.locks import hold_folder, lock_file, own_folder, release, reserved_port
-from trial_lib.launch.place import ThisHost
-from trial_lib.launch.rank_starter import HostRanks, ProcessesEnd, RankStarter
-from trial_lib.launch.slots import SlotWait, held_slots
-from trial_lib.launch.starters import ColdStarter, WarmStarter
-from trial_lib.launch.trial import TrialPlan, begin, order_of, request_of, run_to_end
-from trial_lib.messages.files import OWNERS_FOLDER
-from trial_lib.messages.orders import Import, TrainingSpec
-from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.device.base import Host, has_killed, kernel_kills
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.locks import hold_folder, lock_file, own_folder, release, reserved_port
+from zerotune.trial_lib.launch.place import ThisHost
+from zerotune.trial_lib.launch.rank_starter import HostRanks, ProcessesEnd, RankStarter
+from zerotune.trial_lib.launch.slots import SlotWait, held_slots
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter
+from zerotune.trial_lib.launch.trial import TrialPlan, begin, order_of, request_of, run_to_end
+from zerotune.trial_lib.messages.files import OWNERS_FOLDER
+from zerotune.trial_lib.messages.orders import Import, TrainingSpec
+from zerotune.trial_lib.records.candidate import Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import TrialResult
 
 # The messages.
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from trial_lib.device.base import Host
-from trial_lib.launch.locks import USERS_FOLDER, hold_folder, own_folder, release
-from trial_lib.messages import orders
-from trial_lib.messages.errors import InputError, plain
-from trial_lib.messages.files import write_whole
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import WaitedForSlots
-from trial_lib.records.units import duration
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.locks import USERS_FOLDER, hold_folder, own_folder, release
+from zerotune.trial_lib.messages import orders
+from zerotune.trial_lib.messages.errors import InputError, plain
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import WaitedForSlots
+from zerotune.trial_lib.records.units import duration
 
 # Claims on the slots of a host. Each is a locked file, in a folder of the user's who made it, that all users can
 # read.

@@ -15,15 +15,15 @@ from typing import Any
 
 import psutil
 
-from trial_lib.launch.processes import bootstrap, channel, supervisor
-from trial_lib.launch.processes.environment_check import CONFIGURATION, JUDGED_S, Judgement
-from trial_lib.launch.processes.jit_builds import clear_stale_locks
-from trial_lib.launch.processes.rank_process import NUMBER
-from trial_lib.launch.processes.watchdog import LOOK_S, StoppedLooks, is_stopped
-from trial_lib.launch.rank_starter import Launched, LaunchRequest, StarterClosedError
-from trial_lib.messages.files import open_own
-from trial_lib.messages.orders import Import, modules_in
-from trial_lib.records.units import duration
+from zerotune.trial_lib.launch.processes import bootstrap, channel, supervisor
+from zerotune.trial_lib.launch.processes.environment_check import CONFIGURATION, JUDGED_S, Judgement
+from zerotune.trial_lib.launch.processes.jit_builds import clear_stale_locks
+from zerotune.trial_lib.launch.processes.rank_process import NUMBER
+from zerotune.trial_lib.launch.processes.watchdog import LOOK_S, StoppedLooks, is_stopped
+from zerotune.trial_lib.launch.rank_starter import Launched, LaunchRequest, StarterClosedError
+from zerotune.trial_lib.messages.files import open_own
+from zerotune.trial_lib.messages.orders import Import, modules_in
+from zerotune.trial_lib.records.units import duration
 
 # Builds of DeepSpeed's ops beside running trials, on this host and on the other hosts that a trial spans.
 
@@ -199,7 +199,7 @@ class ColdStarter:
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
         """A process of its own imports DeepSpeed and answers."""
         asked = json.dumps({"ds_config": ds_config, "slots": slots})
-        environment_check = "trial_lib.launch.processes.environment_check"
+        environment_check = "zerotune.trial_lib.launch.processes.environment_check"
         self._question = channel.Question(
             self._interpreter, self._environment, environment_check, CONFIGURATION, given=asked
         )
@@ -293,7 +293,7 @@ class WarmStarter:
             self._server = subprocess.Popen(
                 bootstrap.command(
                     self._interpreter,
-                    "trial_lib.launch.processes.fork_server",
+                    "zerotune.trial_lib.launch.processes.fork_server",
                     str(theirs.fileno()),
                     json.dumps(ahead),
                     *self._builders,

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
-from trial_lib.device.base import Host, has_killed, kernel_kills
-from trial_lib.launch.device_watch import note_devices, noting_standing_ranks, watched
-from trial_lib.launch.outcome import read_record
-from trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
-from trial_lib.launch.trial import (
+from zerotune.trial_lib.device.base import Host, has_killed, kernel_kills
+from zerotune.trial_lib.launch.device_watch import note_devices, noting_standing_ranks, watched
+from zerotune.trial_lib.launch.outcome import read_record
+from zerotune.trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
+from zerotune.trial_lib.launch.trial import (
     TrialPlan,
     begin,
     note_shared_memory,
@@ -29,11 +29,11 @@ from trial_lib.launch.trial import (
     states_of,
     take_result,
 )
-from trial_lib.launch.trial_files import put_away
-from trial_lib.messages.build_times import seconds as build_seconds
-from trial_lib.messages.orders import KEPT, RankOrder, seconds_since, since_boot
-from trial_lib.records.candidate import Sweep, Withdrawal
-from trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedForSlots
+from zerotune.trial_lib.launch.trial_files import put_away
+from zerotune.trial_lib.messages.build_times import seconds as build_seconds
+from zerotune.trial_lib.messages.orders import KEPT, RankOrder, seconds_since, since_boot
+from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedForSlots
 
 _POLL_S = 0.05
 _MEASURED = (Outcome.COMPLETED, Outcome.TOO_SLOW)

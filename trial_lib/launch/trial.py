@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
-from trial_lib.device.base import Host, has_killed, kernel_kills
-from trial_lib.launch.device_watch import note_devices, noting_standing_ranks, watched
-from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.outcome import classify, is_from_outside, read_rank_record, read_record
-from trial_lib.launch.processes.watchdog import LEFT, REMOVED
-from trial_lib.launch.rank_starter import (
+from zerotune.trial_lib.deepspeed_config.overrides import TRAIN_BATCH
+from zerotune.trial_lib.device.base import Host, has_killed, kernel_kills
+from zerotune.trial_lib.launch.device_watch import note_devices, noting_standing_ranks, watched
+from zerotune.trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.launch.outcome import classify, is_from_outside, read_rank_record, read_record
+from zerotune.trial_lib.launch.processes.watchdog import LEFT, REMOVED
+from zerotune.trial_lib.launch.rank_starter import (
     HostRanks,
     LaunchRequest,
     ProcessesEnd,
@@ -25,16 +25,16 @@ from trial_lib.launch.rank_starter import (
     StarterClosedError,
     rank_requests,
 )
-from trial_lib.launch.slots import HeldSlots, SlotWait, held_slots
-from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, remove
-from trial_lib.messages import orders
-from trial_lib.messages.files import OWNERS_FOLDER, write_all, write_whole
-from trial_lib.messages.measurement import TracedStep
-from trial_lib.messages.orders import ProbeSettings, RankOrder, SizeOrder, TrainingSpec
-from trial_lib.messages.shared_segments import OF_NCCL
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import (
+from zerotune.trial_lib.launch.slots import HeldSlots, SlotWait, held_slots
+from zerotune.trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, remove
+from zerotune.trial_lib.messages import orders
+from zerotune.trial_lib.messages.files import OWNERS_FOLDER, write_all, write_whole
+from zerotune.trial_lib.messages.measurement import TracedStep
+from zerotune.trial_lib.messages.orders import ProbeSettings, RankOrder, SizeOrder, TrainingSpec
+from zerotune.trial_lib.messages.shared_segments import OF_NCCL
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import (
     Memory,
     ModelProfile,
     Outcome,
@@ -43,7 +43,7 @@ from trial_lib.records.result import (
     TrialResult,
     WaitedForSlots,
 )
-from trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.records.units import bytes_shown
 
 # Sentences for the user about CUDA's caching allocator in a trial.
 
@@ -75,7 +75,7 @@ def allocator_note(memory: Memory, environment: Mapping[str, str]) -> str:
     return " ".join(said)
 
 
-ENTRY = "trial_lib.rank.rank:run"
+ENTRY = "zerotune.trial_lib.rank.rank:run"
 """The function that each rank of a trial calls."""
 
 _MOST_NAMES = 3

@@ -4,7 +4,7 @@ A trial changes nothing of the user's. There are two ways, and the trial's recor
 
 * *layered*: the ranks see the program's folder through a layer of their own (`layer_mount`). It works for any writer,
   such as SQLite, Arrow or another program, and all ranks see what one of them writes.
-* *intercepted*: Python's functions are replaced in each rank (`trial_lib.rank.user_files`). This needs nothing
+* *intercepted*: Python's functions are replaced in each rank (`zerotune.trial_lib.rank.user_files`). This needs nothing
   from the host, but covers less. It is also used for paths outside of the layer.
 
 The program does not see ZeroTune's own folders. In a layer they are absent. The trial's processes find its records
@@ -32,11 +32,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trial_lib.launch.processes import bootstrap
-from trial_lib.launch.processes.layer_mount import may_mount, mounts_within
-from trial_lib.launch.rank_starter import Program
-from trial_lib.messages.folders import Layer, home_folder, read_layer, store_of
-from trial_lib.records.folders import ARTIFACTS, OWN_FOLDERS, STORE, StudyPaths
+from zerotune.trial_lib.launch.processes import bootstrap
+from zerotune.trial_lib.launch.processes.layer_mount import may_mount, mounts_within
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.messages.folders import Layer, home_folder, read_layer, store_of
+from zerotune.trial_lib.records.folders import ARTIFACTS, OWN_FOLDERS, STORE, StudyPaths
 
 _LONGEST_PATH = 4096
 _LAYER_S = 60.0  # a file system that does not answer must not keep a study from its beginning
@@ -123,7 +123,7 @@ def _leads_to_folder(path: Path) -> bool:
 def layer_refusal(folder: Path) -> str | None:
     """Returns the kernel's reason for no layer over a folder on this host. None if a layer works."""
     tried = Path(tempfile.mkdtemp(dir=folder))
-    command = bootstrap.command(sys.executable, "trial_lib.launch.processes.layer_mount", str(tried))
+    command = bootstrap.command(sys.executable, "zerotune.trial_lib.launch.processes.layer_mount", str(tried))
     try:
         # In a session of its own. A terminal's Ctrl-C would end it, and say nothing about the kernel.
         said = subprocess.run(

@@ -18,13 +18,13 @@ from typing import Any
 
 import psutil
 
-from trial_lib.inputs.elsewhere import StartedElsewhere, started_elsewhere
-from trial_lib.inputs.launchers import launcher_in, python_target
-from trial_lib.inputs.program_code import may_start_ranks, mentions, module_file
-from trial_lib.launch import in_wrapper
-from trial_lib.launch.in_wrapper.shim import ELSEWHERE, without_shims, write_shims
-from trial_lib.launch.in_wrapper.sitecustomize import ARRIVED
-from trial_lib.launch.processes.watchdog import TiedProcess, bound_logs
+from zerotune.trial_lib.inputs.elsewhere import StartedElsewhere, started_elsewhere
+from zerotune.trial_lib.inputs.launchers import launcher_in, python_target
+from zerotune.trial_lib.inputs.program_code import may_start_ranks, mentions, module_file
+from zerotune.trial_lib.launch import in_wrapper
+from zerotune.trial_lib.launch.in_wrapper.shim import ELSEWHERE, without_shims, write_shims
+from zerotune.trial_lib.launch.in_wrapper.sitecustomize import ARRIVED
+from zerotune.trial_lib.launch.processes.watchdog import TiedProcess, bound_logs
 
 _POLL_S = 0.05
 _FIRST_WORD_S, _NEXT_WORD_S, _GIVEN_UP_S = 15.0, 30.0, 600.0

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trial_lib.messages.files import open_own
-from trial_lib.messages.orders import since_boot
+from zerotune.trial_lib.messages.files import open_own
+from zerotune.trial_lib.messages.orders import since_boot
 
 # A longer build counts as hung.
 _LONGEST_S = 1800.0

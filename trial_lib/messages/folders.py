@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trial_lib.messages.files import open_own
+from zerotune.trial_lib.messages.files import open_own
 
 # A layer over the program's folder. The layer takes everything that a trial writes there.
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.measurement import Arrival
 
 # The boot of a host, seconds since then, and seconds since the epoch, which other hosts have as well.
 HostMoment = Sequence[str | float]
@@ -107,7 +107,7 @@ class ProbeSettings:
     formats: tuple[str, ...] | None = None
     arrival: Arrival = field(default_factory=Arrival)  # how samples show in the batches that arrive
     as_typed: bool = False  # whether the program runs as it was typed. The candidate then changes nothing.
-    # The switches that the rank turns in the program, by name, as `trial_lib.messages.turned` has them
+    # The switches that the rank turns in the program, by name, as `zerotune.trial_lib.messages.turned` has them
     turned: dict[str, Any] = field(default_factory=dict)
     # The options of the program that the search varies, with the values to try. A profile records what the program's
     # own parser says of them.

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from trial_lib.messages.files import open_own
+from zerotune.trial_lib.messages.files import open_own
 
 FOLDER = Path("/dev/shm")
 BUFFERS = "deepspeed_allreduce_buffer_"  # the prefix of the buffers of DeepSpeed's CPU collectives

@@ -5,8 +5,8 @@ Every figure in them is foreseen, and the sentences say so.
 
 from collections.abc import Mapping, Sequence
 
-from trial_lib.plan.plan_record import PlannedArm, PlannedDevices
-from trial_lib.records.units import bytes_shown, percent
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices
+from zerotune.trial_lib.records.units import bytes_shown, percent
 
 EQUAL = 1.01
 """Speeds that differ less are not told apart."""

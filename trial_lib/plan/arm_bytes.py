@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent
-from trial_lib.plan.device_memory import live_bytes, rounded
-from trial_lib.plan.scaling import have_same_events, scaled_run
-from trial_lib.search.allocations import ForeseenArm, SizeLine
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent
+from zerotune.trial_lib.plan.device_memory import live_bytes, rounded
+from zerotune.trial_lib.plan.scaling import have_same_events, scaled_run
+from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
 
 # A model of the C library's heap, for runs whose device is a processor.
 

@@ -6,16 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
-from trial_lib.plan.answer import memory_bound
-from trial_lib.plan.arms import PlanArm, run_overrides, with_switches
-from trial_lib.plan.devices import AskedDevices
-from trial_lib.plan.plan_record import PlannedArm, PlannedRange
-from trial_lib.plan.scaling import ArmRuns, Growth, growth_between, persistent
-from trial_lib.records.switches import switch_key, switches_of
-from trial_lib.search.cost_model import prior_costs
-from trial_lib.search.knobs import Arm, get_knob
-from trial_lib.search.sizes import BatchPolicy
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from zerotune.trial_lib.plan.answer import memory_bound
+from zerotune.trial_lib.plan.arms import PlanArm, run_overrides, with_switches
+from zerotune.trial_lib.plan.devices import AskedDevices
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedRange
+from zerotune.trial_lib.plan.scaling import ArmRuns, Growth, growth_between, persistent
+from zerotune.trial_lib.records.switches import switch_key, switches_of
+from zerotune.trial_lib.search.cost_model import prior_costs
+from zerotune.trial_lib.search.knobs import Arm, get_knob
+from zerotune.trial_lib.search.sizes import BatchPolicy
 
 AFFORDABLE_S = 45.0
 """Seconds that all runs of a plan may take if it has more than one of each arm. The whole then takes a minute."""

@@ -4,24 +4,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from trial_lib.deepspeed_config.layout import GROUPS, Layout, group_sizes, ranks_of_a_replica
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.layout import GROUPS, Layout, group_sizes, ranks_of_a_replica
+from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
     TRAIN_BATCH,
     overwrite_deepspeed_config,
     resolve_batch,
 )
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.messages.turned import compiles, is_turned
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.switches import PROGRAM, is_foreseeable, is_switch, place_of, shown_switch, switches_of
-from trial_lib.search.arms import RequestedKnob, build_space, foreseen_surroundings, left_out_of_space
-from trial_lib.search.catalogue import is_coarse
-from trial_lib.search.knobs import STAGE, Arm, get_knob, leaves, set_knob, switch_word
-from trial_lib.search.sizes import BatchPolicy
-from trial_lib.search.zero_settings import arm_key
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.messages.turned import compiles, is_turned
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.switches import PROGRAM, is_foreseeable, is_switch, place_of, shown_switch, switches_of
+from zerotune.trial_lib.search.arms import RequestedKnob, build_space, foreseen_surroundings, left_out_of_space
+from zerotune.trial_lib.search.catalogue import is_coarse
+from zerotune.trial_lib.search.knobs import STAGE, Arm, get_knob, leaves, set_knob, switch_word
+from zerotune.trial_lib.search.sizes import BatchPolicy
+from zerotune.trial_lib.search.zero_settings import arm_key
 
 _COARSE = (STAGE, "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 _PERMISSIONS = ("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer")

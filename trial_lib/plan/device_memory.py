@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES, ForeseenRun
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES, ForeseenRun
 
 SMALLEST_BLOCK = 512
 """Bytes. Every block on a device is a multiple of it (`kMinBlockSize`)."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from trial_lib.device.base import Host
-from trial_lib.device.data_sheets import DataSheet, sheet_name, sheet_of
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.foreseen_run import BFLOAT16_SINCE, OPERATIONS, Operation
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.data_sheets import DataSheet, sheet_name, sheet_of
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.foreseen_run import BFLOAT16_SINCE, OPERATIONS, Operation
 
 _GIB, _GIGA, _TERA = 2.0**30, 1e9, 1e12
 _OWN_FILE = Path(__file__).with_name("devices.yaml")

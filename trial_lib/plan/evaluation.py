@@ -9,22 +9,22 @@ from itertools import permutations
 from statistics import NormalDist
 from typing import Any
 
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.answer import EQUAL, memory_bound, time_bound
-from trial_lib.plan.arm_bytes import HostPeak, host_peak
-from trial_lib.plan.arms import offloaded_sections
-from trial_lib.plan.device_memory import AllocatorSettings, with_logits
-from trial_lib.plan.devices import AskedDevices, Cluster, Efficiencies
-from trial_lib.plan.fits import ArmMemory, PeakForecast, outside_pytorch
-from trial_lib.plan.plan_record import LIKELY, PlannedArm, PlannedCount, PlannedRange
-from trial_lib.plan.scaling import ArmRuns
-from trial_lib.plan.step_time import PlannedStep, planned_step
-from trial_lib.records.switches import switch_key
-from trial_lib.records.units import percent
-from trial_lib.search.budgets import Uncertain
-from trial_lib.search.cost_model import prior_costs
-from trial_lib.search.knobs import Arm
-from trial_lib.search.sizes import BatchPolicy
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.answer import EQUAL, memory_bound, time_bound
+from zerotune.trial_lib.plan.arm_bytes import HostPeak, host_peak
+from zerotune.trial_lib.plan.arms import offloaded_sections
+from zerotune.trial_lib.plan.device_memory import AllocatorSettings, with_logits
+from zerotune.trial_lib.plan.devices import AskedDevices, Cluster, Efficiencies
+from zerotune.trial_lib.plan.fits import ArmMemory, PeakForecast, outside_pytorch
+from zerotune.trial_lib.plan.plan_record import LIKELY, PlannedArm, PlannedCount, PlannedRange
+from zerotune.trial_lib.plan.scaling import ArmRuns
+from zerotune.trial_lib.plan.step_time import PlannedStep, planned_step
+from zerotune.trial_lib.records.switches import switch_key
+from zerotune.trial_lib.records.units import percent
+from zerotune.trial_lib.search.budgets import Uncertain
+from zerotune.trial_lib.search.cost_model import prior_costs
+from zerotune.trial_lib.search.knobs import Arm
+from zerotune.trial_lib.search.sizes import BatchPolicy
 
 SAFE = 0.8
 """The answer's micro-batch fits with at least this probability, if any does."""

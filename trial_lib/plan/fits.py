@@ -17,8 +17,8 @@ from functools import cached_property, lru_cache
 from math import hypot
 from statistics import NormalDist
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
-from trial_lib.plan.device_memory import (
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from zerotune.trial_lib.plan.device_memory import (
     AllocatorSettings,
     LiveBytes,
     MomentPeak,
@@ -28,8 +28,8 @@ from trial_lib.plan.device_memory import (
     replay,
     rounded,
 )
-from trial_lib.plan.scaling import growth_between, have_same_events
-from trial_lib.search.budgets import Uncertain
+from zerotune.trial_lib.plan.scaling import growth_between, have_same_events
+from zerotune.trial_lib.search.budgets import Uncertain
 
 GIB, MIB = 2**30, 2**20
 

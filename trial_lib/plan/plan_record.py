@@ -11,17 +11,17 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PositiveInt, model_validator
 
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import OWNERS_FILE, make_own_folder
-from trial_lib.messages.foreseen_run import Ask, ForeseenRun
-from trial_lib.plan.arms import PlanArm, with_switches
-from trial_lib.plan.fits import PeakForecast, peak_interval
-from trial_lib.plan.scaling import ArmRuns, Growth, growth_between, with_common_loading
-from trial_lib.records.candidate import FrozenRecord
-from trial_lib.records.folders import AnswerFolder
-from trial_lib.records.switches import switch_key
-from trial_lib.records.units import percent
-from trial_lib.search.knobs import ZERO_STAGES, ZeroStage
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import OWNERS_FILE, make_own_folder
+from zerotune.trial_lib.messages.foreseen_run import Ask, ForeseenRun
+from zerotune.trial_lib.plan.arms import PlanArm, with_switches
+from zerotune.trial_lib.plan.fits import PeakForecast, peak_interval
+from zerotune.trial_lib.plan.scaling import ArmRuns, Growth, growth_between, with_common_loading
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.folders import AnswerFolder
+from zerotune.trial_lib.records.switches import switch_key
+from zerotune.trial_lib.records.units import percent
+from zerotune.trial_lib.search.knobs import ZERO_STAGES, ZeroStage
 
 LIKELY = 0.5
 """An arm whose probability to fit is at least this counts as one that fits."""

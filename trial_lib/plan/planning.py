@@ -9,13 +9,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import ranks_of_a_replica
-from trial_lib.deepspeed_config.refusals import is_of_replicas
-from trial_lib.messages.errors import InputError, ProgramNotForeseenError
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.answer import answer_of, nearest_to_fit, why_of
-from trial_lib.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, pair_of, wanted_run
-from trial_lib.plan.arms import (
+from zerotune.trial_lib.deepspeed_config.layout import ranks_of_a_replica
+from zerotune.trial_lib.deepspeed_config.refusals import is_of_replicas
+from zerotune.trial_lib.messages.errors import InputError, ProgramNotForeseenError
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.answer import answer_of, nearest_to_fit, why_of
+from zerotune.trial_lib.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, pair_of, wanted_run
+from zerotune.trial_lib.plan.arms import (
     PlanArm,
     SwitchValues,
     batch_policy,
@@ -25,9 +25,9 @@ from trial_lib.plan.arms import (
     stated_run,
     typed_overrides,
 )
-from trial_lib.plan.device_memory import AllocatorSettings
-from trial_lib.plan.devices import AskedDevices, ran_as
-from trial_lib.plan.evaluation import (
+from zerotune.trial_lib.plan.device_memory import AllocatorSettings
+from zerotune.trial_lib.plan.devices import AskedDevices, ran_as
+from zerotune.trial_lib.plan.evaluation import (
     Evaluation,
     best_arm,
     contradiction_of,
@@ -38,12 +38,12 @@ from trial_lib.plan.evaluation import (
     largest,
     with_answer,
 )
-from trial_lib.plan.plan_record import PlannedArm, PlannedDevices
-from trial_lib.plan.scaling import ArmRuns, with_common_loading
-from trial_lib.records.switches import PROGRAM, own_switches, switch_key
-from trial_lib.search.arms import RequestedKnob
-from trial_lib.search.knobs import ZERO_STAGES
-from trial_lib.search.sizes import BatchPolicy
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices
+from zerotune.trial_lib.plan.scaling import ArmRuns, with_common_loading
+from zerotune.trial_lib.records.switches import PROGRAM, own_switches, switch_key
+from zerotune.trial_lib.search.arms import RequestedKnob
+from zerotune.trial_lib.search.knobs import ZERO_STAGES
+from zerotune.trial_lib.search.sizes import BatchPolicy
 
 _WORD_S = 4.0  # between two sentences on how far a plan is
 

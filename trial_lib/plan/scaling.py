@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import median
 from typing import TypeVar
 
-from trial_lib.messages.foreseen_run import (
+from zerotune.trial_lib.messages.foreseen_run import (
     KINDS,
     MOMENTS,
     OPERATIONS,
@@ -18,10 +18,10 @@ from trial_lib.messages.foreseen_run import (
     Operation,
     Storage,
 )
-from trial_lib.plan.arms import PlanArm
-from trial_lib.plan.devices import COLLECTIVES, DISK
-from trial_lib.plan.step_time import kind_of
-from trial_lib.records.switches import switch_key
+from zerotune.trial_lib.plan.arms import PlanArm
+from zerotune.trial_lib.plan.devices import COLLECTIVES, DISK
+from zerotune.trial_lib.plan.step_time import kind_of
+from zerotune.trial_lib.records.switches import switch_key
 
 # What a larger micro-batch changes in a run, learned from the runs of another arm at two sizes.
 

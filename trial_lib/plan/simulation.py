@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.inputs.launchers import launcher_named
-from trial_lib.launch.rank_starter import (
+from zerotune.trial_lib.inputs.launchers import launcher_named
+from zerotune.trial_lib.launch.rank_starter import (
     Launches,
     LaunchRequest,
     ProcessesEnd,
@@ -25,15 +25,15 @@ from trial_lib.launch.rank_starter import (
     RankRequest,
     StarterClosedError,
 )
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away
-from trial_lib.messages import orders
-from trial_lib.messages.files import make_own, make_own_folder
-from trial_lib.messages.foreseen_run import CAPABILITY, CUDA_PACKAGES, DEVICE_NAME, ForeseenRun, ForeseeOrder
-from trial_lib.messages.turned import turned_among
-from trial_lib.records.switches import PROGRAM, deepspeed_part, switches_of
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.launch.trial_files import hidden_folders, layer_for, put_away
+from zerotune.trial_lib.messages import orders
+from zerotune.trial_lib.messages.files import make_own, make_own_folder
+from zerotune.trial_lib.messages.foreseen_run import CAPABILITY, CUDA_PACKAGES, DEVICE_NAME, ForeseenRun, ForeseeOrder
+from zerotune.trial_lib.messages.turned import turned_among
+from zerotune.trial_lib.records.switches import PROGRAM, deepspeed_part, switches_of
 
-ENTRY = "trial_lib.plan.simulate.rank:run"
+ENTRY = "zerotune.trial_lib.plan.simulate.rank:run"
 """The function that the rank calls."""
 
 DEADLINE_S = 180.0

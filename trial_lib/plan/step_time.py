@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
-from trial_lib.messages.measurement import STEP_PARTS
-from trial_lib.messages.turned import compiles
-from trial_lib.plan.devices import (
+from zerotune.trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
+from zerotune.trial_lib.messages.measurement import STEP_PARTS
+from zerotune.trial_lib.messages.turned import compiles
+from zerotune.trial_lib.plan.devices import (
     COLLECTIVES,
     DISK,
     ON_MATRIX_UNITS,
@@ -30,7 +30,7 @@ from trial_lib.plan.devices import (
     kernel_seconds,
     swap_seconds,
 )
-from trial_lib.records.switches import switches_of
+from zerotune.trial_lib.records.switches import switches_of
 
 # The operations of one optimizer step, cut out of a foreseen run.
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
     TRAIN_BATCH,
@@ -30,10 +30,10 @@ from trial_lib.deepspeed_config.overrides import (
     overwrite_deepspeed_config,
     with_open_batch,
 )
-from trial_lib.messages.errors import InputError
-from trial_lib.rank.engine_watch import Followers
-from trial_lib.rank.patching import replace, when_imported
-from trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.rank.engine_watch import Followers
+from zerotune.trial_lib.rank.patching import replace, when_imported
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
 
 # Several DeepSpeed plugins: those that train follow a candidate
 

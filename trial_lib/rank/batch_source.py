@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.rank.user_program import may_be_of_the_user
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.rank.user_program import may_be_of_the_user
 
 _LARGEST_FILE = 100_000  # bytes
 _OF_DEEPSPEED = {MICRO_BATCH, "zero_optimization"}

@@ -10,9 +10,9 @@ from typing import Any
 
 import psutil
 
-from trial_lib.messages.orders import ANOTHER_HAS_FAILED
-from trial_lib.rank.device import Device
-from trial_lib.rank.endings import (
+from zerotune.trial_lib.messages.orders import ANOTHER_HAS_FAILED
+from zerotune.trial_lib.rank.device import Device
+from zerotune.trial_lib.rank.endings import (
     ENDED,
     FAILED,
     WAITS,
@@ -31,9 +31,9 @@ from trial_lib.rank.endings import (
     uneven_note,
     waits_for_ever,
 )
-from trial_lib.rank.loader_batches import loader_batches
-from trial_lib.rank.meeting import Meeting, NoAgreementError, by_messages
-from trial_lib.rank.probe import Probe
+from zerotune.trial_lib.rank.loader_batches import loader_batches
+from zerotune.trial_lib.rank.meeting import Meeting, NoAgreementError, by_messages
+from zerotune.trial_lib.rank.probe import Probe
 
 # The guard gives the peers of a failed rank this long. A rank that waits in a thread needs no longer.
 _PEERS_S, _WAITING_S = 3.0, 60.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.rank import patching
+from zerotune.trial_lib.rank import patching
 
 # Keys of `torch._dynamo.utils.counters` that grow when code is compiled. They count functions that Dynamo has traced,
 # graphs that it has made, and graphs of compiled autograd.
@@ -30,7 +30,7 @@ def install() -> None:
 
     def leave_alone(rules: Any) -> None:
         for name in left:
-            rules.add(f"trial_lib.rank.{name}")
+            rules.add(f"zerotune.trial_lib.rank.{name}")
 
     patching.when_imported("torch._dynamo.trace_rules", leave_alone)
 

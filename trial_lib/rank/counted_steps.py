@@ -10,16 +10,22 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.overrides import replicas_of
-from trial_lib.device.base import available_bytes
-from trial_lib.device.data_sheets import multiplied_in
-from trial_lib.rank import memory
-from trial_lib.rank.engine_watch import PARTS, EngineWatch, PipelineWatch, StepTime, part_of_replica
-from trial_lib.rank.flops import FlopShare, are_shares_of_one
-from trial_lib.rank.loader_batches import StepLoading
-from trial_lib.rank.meeting import most, of_each, total
-from trial_lib.rank.memory import bytes_by_code
-from trial_lib.rank.tensor_parallel import expert_counts, expert_ranks, head_counts, layer_count, parameter_shares
+from zerotune.trial_lib.deepspeed_config.overrides import replicas_of
+from zerotune.trial_lib.device.base import available_bytes
+from zerotune.trial_lib.device.data_sheets import multiplied_in
+from zerotune.trial_lib.rank import memory
+from zerotune.trial_lib.rank.engine_watch import PARTS, EngineWatch, PipelineWatch, StepTime, part_of_replica
+from zerotune.trial_lib.rank.flops import FlopShare, are_shares_of_one
+from zerotune.trial_lib.rank.loader_batches import StepLoading
+from zerotune.trial_lib.rank.meeting import most, of_each, total
+from zerotune.trial_lib.rank.memory import bytes_by_code
+from zerotune.trial_lib.rank.tensor_parallel import (
+    expert_counts,
+    expert_ranks,
+    head_counts,
+    layer_count,
+    parameter_shares,
+)
 
 # The step time of a program that waits for the workers of a data loader
 

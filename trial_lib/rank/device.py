@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from trial_lib.device.data_sheets import peak_flops, share_of
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.device.data_sheets import peak_flops, share_of
+from zerotune.trial_lib.messages.errors import InputError
 
 
 class Device(Protocol):

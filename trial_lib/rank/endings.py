@@ -12,10 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trial_lib.deepspeed_config.refusals import refusal_behind, sentence_of
-from trial_lib.deepspeed_config.rules import ZERO_KEYS
-from trial_lib.device.cuda_variables import unread_architectures
-from trial_lib.rank.user_program import may_be_of_the_user
+from zerotune.trial_lib.deepspeed_config.refusals import refusal_behind, sentence_of
+from zerotune.trial_lib.deepspeed_config.rules import ZERO_KEYS
+from zerotune.trial_lib.device.cuda_variables import unread_architectures
+from zerotune.trial_lib.rank.user_program import may_be_of_the_user
 
 # The end of a rank's program: by itself, by a wait for others, or by a collective that has failed. Or it works.
 ENDED, WAITS, FAILED, WORKS = "ended", "waits", "failed", "works"

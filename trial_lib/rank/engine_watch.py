@@ -9,18 +9,25 @@ from typing import Any, Protocol
 
 import torch
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
     TRAIN_BATCH,
     replicas_of,
     sequence_parallel_size,
 )
-from trial_lib.messages.measurement import Arrival
-from trial_lib.rank.device import Device
-from trial_lib.rank.flops import DirectCalls, ModelCounter, StageCounter
-from trial_lib.rank.loader_batches import batch_sizes, elements_in, shapes_of, tensors_in, tokens_in, tokens_per_row
-from trial_lib.rank.tensor_parallel import digest, tensor_parallel_size
+from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.rank.device import Device
+from zerotune.trial_lib.rank.flops import DirectCalls, ModelCounter, StageCounter
+from zerotune.trial_lib.rank.loader_batches import (
+    batch_sizes,
+    elements_in,
+    shapes_of,
+    tensors_in,
+    tokens_in,
+    tokens_per_row,
+)
+from zerotune.trial_lib.rank.tensor_parallel import digest, tensor_parallel_size
 
 # Seconds of an optimizer step: by the device's clock and of processor time.
 #

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trial_lib.rank import redirects
-from trial_lib.rank.patching import stand_in
-from trial_lib.rank.user_files import UserFiles, is_there
+from zerotune.trial_lib.rank import redirects
+from zerotune.trial_lib.rank.patching import stand_in
+from zerotune.trial_lib.rank.user_files import UserFiles, is_there
 
 _READS = ("r", "rb", "rt")
 _WRITES = os.O_WRONLY | os.O_RDWR

@@ -25,17 +25,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     MICRO_BATCH,
     TRAIN_BATCH,
     TRAINING_ARGUMENTS,
     difference,
     with_typed_sizes,
 )
-from trial_lib.messages.turned import TRAINER_OPTIONS
-from trial_lib.rank.accelerate import merge_into
-from trial_lib.rank.patching import replace, when_imported
-from trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.messages.turned import TRAINER_OPTIONS
+from zerotune.trial_lib.rank.accelerate import merge_into
+from zerotune.trial_lib.rank.patching import replace, when_imported
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
 
 # Nothing is uploaded to Hugging Face's hub, and no repository is created there
 

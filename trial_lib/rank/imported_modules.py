@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trial_lib.messages.orders import Import, installed_folders
-from trial_lib.messages.secrets import redact
-from trial_lib.rank.own_place import PLACE
+from zerotune.trial_lib.messages.orders import Import, installed_folders
+from zerotune.trial_lib.messages.secrets import redact
+from zerotune.trial_lib.rank.own_place import PLACE
 
 
 class ImportedModules:
@@ -68,7 +68,7 @@ def _is_shown(name: str, value: str | None) -> bool:
 
 def _installed() -> list[str]:
     installed = installed_folders()
-    ours = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+    ours = f"{Path(__file__).absolute().parents[1]}{os.sep}"
     files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
     return [
         name

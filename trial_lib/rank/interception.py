@@ -13,22 +13,22 @@ from typing import Any, Protocol
 
 import torch
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     TRAIN_BATCH,
     DeepSpeedConfig,
     difference,
     overwrite_deepspeed_config,
     read_named_config,
 )
-from trial_lib.messages.build_times import has_work
-from trial_lib.messages.errors import InputError
-from trial_lib.rank import device
-from trial_lib.rank.endings import keys_named
-from trial_lib.rank.engine_watch import Followers, trains
-from trial_lib.rank.patching import replace, stand_in, when_imported
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.turning import Turning
-from trial_lib.search.knobs import STAGE, get_knob
+from zerotune.trial_lib.messages.build_times import has_work
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.rank import device
+from zerotune.trial_lib.rank.endings import keys_named
+from zerotune.trial_lib.rank.engine_watch import Followers, trains
+from zerotune.trial_lib.rank.patching import replace, stand_in, when_imported
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.turning import Turning
+from zerotune.trial_lib.search.knobs import STAGE, get_knob
 
 # A program that steps an optimizer itself, and not DeepSpeed's engine
 
@@ -387,7 +387,7 @@ def _read(value: Any) -> DeepSpeedConfig | None:
 # `deepspeed.zero.Init` does nothing below stage 3, where engines take no partitioned parameters
 # Those two check the stage before they use it. DeepSpeed's engine partitions at stage 3 if the code has not. In a sweep
 # this replacement finds itself in place.
-_BY_STAGE = ("transformers", "accelerate", "deepspeed", "trial_lib")
+_BY_STAGE = ("transformers", "accelerate", "deepspeed", "zerotune")
 
 
 def install_zero_init(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:

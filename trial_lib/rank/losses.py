@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from trial_lib.rank.meeting import total
-from trial_lib.rank.tensor_parallel import expert_group, shards, tensor_parallel_size
+from zerotune.trial_lib.rank.meeting import total
+from zerotune.trial_lib.rank.tensor_parallel import expert_group, shards, tensor_parallel_size
 
 # A fingerprint that shows whether two trials have started from the same weights, however each keeps them
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from trial_lib.messages.files import open_own
+from zerotune.trial_lib.messages.files import open_own
 
 _POLL_S = 0.02
 # The time for the others to read the last messages, before the rank that serves them ends.

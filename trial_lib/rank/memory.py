@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.rank.device import Device, device_of, device_to_come
+from zerotune.trial_lib.rank.device import Device, device_of, device_to_come
 
 
 class RankMemory:

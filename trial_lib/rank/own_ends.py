@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from trial_lib.inputs.launchers import launcher_in
-from trial_lib.inputs.words import ASSIGNMENT
-from trial_lib.messages.orders import SENDS, NextSize
-from trial_lib.rank.closing import Closing
-from trial_lib.rank.endings import EndedEarlyError
-from trial_lib.rank.patching import stand_in
-from trial_lib.rank.user_program import say
+from zerotune.trial_lib.inputs.launchers import launcher_in
+from zerotune.trial_lib.inputs.words import ASSIGNMENT
+from zerotune.trial_lib.messages.orders import SENDS, NextSize
+from zerotune.trial_lib.rank.closing import Closing
+from zerotune.trial_lib.rank.endings import EndedEarlyError
+from zerotune.trial_lib.rank.patching import stand_in
+from zerotune.trial_lib.rank.user_program import say
 
 # Signals that end a process without a handler, and that mean no error.
 _ENDS = (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)

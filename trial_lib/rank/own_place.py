@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import torch
 
-from trial_lib.rank.patching import stand_in
-from trial_lib.rank.user_program import may_be_of_the_user
+from zerotune.trial_lib.rank.patching import stand_in
+from zerotune.trial_lib.rank.user_program import may_be_of_the_user
 
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"  # where the ranks meet
 # The devices that a rank finds. HIP reads both, and its own first.

@@ -14,27 +14,27 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
-from trial_lib.messages.measurement import TRACE, Arrival
-from trial_lib.messages.orders import SizeOrder, StepWindow
-from trial_lib.messages.statistics import t_quantile
-from trial_lib.rank import device as expected
-from trial_lib.rank import interception
-from trial_lib.rank.batch_source import BatchSource
-from trial_lib.rank.compiled_programs import NewCompilations
-from trial_lib.rank.counted_steps import CountedStep, CountedSteps, model_profile
-from trial_lib.rank.device import Device, UnknownDeviceError, device_of
-from trial_lib.rank.engine_watch import EngineWatch, PipelineWatch, refuse_other_replicas
-from trial_lib.rank.interception import InitializeObserver, intercept
-from trial_lib.rank.loader_batches import loader_batches
-from trial_lib.rank.losses import StepLosses
-from trial_lib.rank.meeting import most
-from trial_lib.rank.memory import RankMemory
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.step_trace import TracedEnd, with_data_over
-from trial_lib.rank.surveys import StretchedWarmUp, Surveys
-from trial_lib.rank.tensor_parallel import refuse_unequal_batches
-from trial_lib.rank.torch_functions import PlainSteps
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from zerotune.trial_lib.messages.measurement import TRACE, Arrival
+from zerotune.trial_lib.messages.orders import SizeOrder, StepWindow
+from zerotune.trial_lib.messages.statistics import t_quantile
+from zerotune.trial_lib.rank import device as expected
+from zerotune.trial_lib.rank import interception
+from zerotune.trial_lib.rank.batch_source import BatchSource
+from zerotune.trial_lib.rank.compiled_programs import NewCompilations
+from zerotune.trial_lib.rank.counted_steps import CountedStep, CountedSteps, model_profile
+from zerotune.trial_lib.rank.device import Device, UnknownDeviceError, device_of
+from zerotune.trial_lib.rank.engine_watch import EngineWatch, PipelineWatch, refuse_other_replicas
+from zerotune.trial_lib.rank.interception import InitializeObserver, intercept
+from zerotune.trial_lib.rank.loader_batches import loader_batches
+from zerotune.trial_lib.rank.losses import StepLosses
+from zerotune.trial_lib.rank.meeting import most
+from zerotune.trial_lib.rank.memory import RankMemory
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.step_trace import TracedEnd, with_data_over
+from zerotune.trial_lib.rank.surveys import StretchedWarmUp, Surveys
+from zerotune.trial_lib.rank.tensor_parallel import refuse_unequal_batches
+from zerotune.trial_lib.rank.torch_functions import PlainSteps
 
 
 class CurrentProbe:

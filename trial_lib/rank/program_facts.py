@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
-from trial_lib.messages.measurement import Arrival
-from trial_lib.messages.turned import CHECKPOINTING, COMPILE, FUSED, OPTIMIZER_OPTION
-from trial_lib.rank import torch_functions
-from trial_lib.rank.batch_source import Parsers, options_read, parsers_used, values_read, with_underscores
-from trial_lib.rank.tensor_parallel import tensor_parallel_size
+from zerotune.trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
+from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.turned import CHECKPOINTING, COMPILE, FUSED, OPTIMIZER_OPTION
+from zerotune.trial_lib.rank import torch_functions
+from zerotune.trial_lib.rank.batch_source import Parsers, options_read, parsers_used, values_read, with_underscores
+from zerotune.trial_lib.rank.tensor_parallel import tensor_parallel_size
 
 # Values of options that the program's own parser would refuse, found without another run
 
@@ -153,7 +153,7 @@ class ProgramFacts:
     def note_typed_engine(self, engine: Any, varied: Mapping[str, Sequence[Any]] | None = None) -> int:
         """Keeps the settings of a program run as typed. Returns the engine's micro-batch size."""
         # This imports torch, which an engine has imported already.
-        from trial_lib.rank import memory
+        from zerotune.trial_lib.rank import memory
 
         self.settled = memory.settled(engine)
         self.note_formats(memory.formats(engine))

@@ -16,15 +16,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.folders import read_layer
-from trial_lib.messages.orders import NextSize, RankOrder, SizeOrder, TrainingOrder
-from trial_lib.messages.turned import settings_of
-from trial_lib.rank import device
-from trial_lib.rank.endings import EndedEarlyError, WaitsForEverError, named_refusal
-from trial_lib.rank.imported_modules import ImportedModules
-from trial_lib.rank.redirects import NotedMemory, note_builds, swap_into_own_folder
-from trial_lib.rank.user_program import run_program, say, shortened, text_of, without_own_frames
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.folders import read_layer
+from zerotune.trial_lib.messages.orders import NextSize, RankOrder, SizeOrder, TrainingOrder
+from zerotune.trial_lib.messages.turned import settings_of
+from zerotune.trial_lib.rank import device
+from zerotune.trial_lib.rank.endings import EndedEarlyError, WaitsForEverError, named_refusal
+from zerotune.trial_lib.rank.imported_modules import ImportedModules
+from zerotune.trial_lib.rank.redirects import NotedMemory, note_builds, swap_into_own_folder
+from zerotune.trial_lib.rank.user_program import run_program, say, shortened, text_of, without_own_frames
 
 # Libraries of the user's in which a training may spend its time.
 _ALSO_DECIDE_SPEED = ("accelerate", "bitsandbytes", "flash-attn", "peft", "transformers", "triton", "xformers")
@@ -86,7 +86,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
 
     try:
         # The import is inside, because a rank of a broken environment has to leave a record too.
-        from trial_lib.rank.sizes import Sizes
+        from zerotune.trial_lib.rank.sizes import Sizes
 
         device.expect(order.device)
         sizes = Sizes(order, rank, record, fail, end)
@@ -145,7 +145,7 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
     """Runs a rank of a full experiment, to the program's own end, by a `TrainingOrder` as JSON. It does not return."""
     order = TrainingOrder.from_json(payload)
     try:
-        from trial_lib.rank import accelerate, huggingface_trainer, interception, patching, torch_functions
+        from zerotune.trial_lib.rank import accelerate, huggingface_trainer, interception, patching, torch_functions
 
         device.expect(order.device)
         huggingface_trainer.adopt(order.ds_config, order.is_in_code)

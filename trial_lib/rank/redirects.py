@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from trial_lib.messages import build_times, folders, shared_segments
-from trial_lib.rank.patching import replace, stand_in, when_imported
-from trial_lib.rank.user_files import UserFiles
+from zerotune.trial_lib.messages import build_times, folders, shared_segments
+from zerotune.trial_lib.rank.patching import replace, stand_in, when_imported
+from zerotune.trial_lib.rank.user_files import UserFiles
 
 
 def redirect_saved_files(files: UserFiles) -> None:

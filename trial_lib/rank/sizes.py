@@ -21,10 +21,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
-from trial_lib.messages.files import OWNERS_FILE, write_whole
-from trial_lib.messages.folders import read_layer
-from trial_lib.messages.orders import (
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from zerotune.trial_lib.messages.files import OWNERS_FILE, write_whole
+from zerotune.trial_lib.messages.folders import read_layer
+from zerotune.trial_lib.messages.orders import (
     KEPT,
     HostMoment,
     NextSize,
@@ -35,8 +35,8 @@ from trial_lib.messages.orders import (
     seconds_since,
     will_fit,
 )
-from trial_lib.messages.turned import settings_of
-from trial_lib.rank import (
+from zerotune.trial_lib.messages.turned import settings_of
+from zerotune.trial_lib.rank import (
     accelerate,
     batch_source,
     compiled_programs,
@@ -48,16 +48,16 @@ from trial_lib.rank import (
     redirects,
     torch_functions,
 )
-from trial_lib.rank.batch_source import BatchSource
-from trial_lib.rank.closing import Closing, Watcher
-from trial_lib.rank.device import Device
-from trial_lib.rank.loader_batches import loader_batches
-from trial_lib.rank.meeting import Files, Meeting, Store
-from trial_lib.rank.patching import when_imported
-from trial_lib.rank.probe import Probe
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.user_files import LayeredFiles
-from trial_lib.rank.user_program import forget_program
+from zerotune.trial_lib.rank.batch_source import BatchSource
+from zerotune.trial_lib.rank.closing import Closing, Watcher
+from zerotune.trial_lib.rank.device import Device
+from zerotune.trial_lib.rank.loader_batches import loader_batches
+from zerotune.trial_lib.rank.meeting import Files, Meeting, Store
+from zerotune.trial_lib.rank.patching import when_imported
+from zerotune.trial_lib.rank.probe import Probe
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.user_files import LayeredFiles
+from zerotune.trial_lib.rank.user_program import forget_program
 
 
 def skip_lone_buffer() -> None:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trial_lib.messages.measurement import STEP_PARTS, TracedStep
-from trial_lib.rank.engine_watch import EngineWatch
-from trial_lib.rank.meeting import total
+from zerotune.trial_lib.messages.measurement import STEP_PARTS, TracedStep
+from zerotune.trial_lib.rank.engine_watch import EngineWatch
+from zerotune.trial_lib.rank.meeting import total
 
 # The parts of a traced window: each instant belongs to one part.
 #

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trial_lib.messages.measurement import Arrival
-from trial_lib.messages.turned import LOADER_OPTIONS, PERSISTENT, PINNED, PREFETCH, WORKERS
-from trial_lib.rank.compiled_programs import can_run_eagerly, compilations
-from trial_lib.rank.engine_watch import EngineWatch, PipelineWatch
-from trial_lib.rank.loader_batches import loader_batches, refusal
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.torch_functions import origins
+from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.turned import LOADER_OPTIONS, PERSISTENT, PINNED, PREFETCH, WORKERS
+from zerotune.trial_lib.rank.compiled_programs import can_run_eagerly, compilations
+from zerotune.trial_lib.rank.engine_watch import EngineWatch, PipelineWatch
+from zerotune.trial_lib.rank.loader_batches import loader_batches, refusal
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.torch_functions import origins
 
 
 class FlopSurvey:

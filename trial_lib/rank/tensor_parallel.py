@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.overrides import sequence_parallel_size
-from trial_lib.rank.loader_batches import tensors_in
-from trial_lib.rank.meeting import of_each
-from trial_lib.rank.memory import elements
+from zerotune.trial_lib.deepspeed_config.overrides import sequence_parallel_size
+from zerotune.trial_lib.rank.loader_batches import tensors_in
+from zerotune.trial_lib.rank.meeting import of_each
+from zerotune.trial_lib.rank.memory import elements
 
 # The names of these numbers in the configurations of Hugging Face's models, of text or around it.
 _HEADS = ("num_attention_heads", "num_key_value_heads")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trial_lib.rank.patching import when_imported
-from trial_lib.rank.user_program import may_be_of_the_user
+from zerotune.trial_lib.rank.patching import when_imported
+from zerotune.trial_lib.rank.user_program import may_be_of_the_user
 
 # The settings of a loader, as torch names them.
 WORKERS, PREFETCH, PINNED, PERSISTENT = "num_workers", "prefetch_factor", "pin_memory", "persistent_workers"

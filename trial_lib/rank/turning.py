@@ -10,10 +10,10 @@ from typing import Any
 
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
-from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, TURNED
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.recomputation import GuardedCheckpoint, repeated_blocks
-from trial_lib.rank.torch_functions import watch_recomputation
+from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, TURNED
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.recomputation import GuardedCheckpoint, repeated_blocks
+from zerotune.trial_lib.rank.torch_functions import watch_recomputation
 
 # The attribute by which a wrapper has the model: torch.compile, PEFT's two layers, DDP, Lightning and users' own.
 _INNER = ("_orig_mod", "base_model", "module", "model")

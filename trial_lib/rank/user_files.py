@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trial_lib.messages.folders import Layer, caches, is_opaque
+from zerotune.trial_lib.messages.folders import Layer, caches, is_opaque
 
 _real_stat, _real_lstat, _real_access = os.stat, os.lstat, os.access
 _real_listdir, _real_makedirs = os.listdir, os.makedirs
@@ -240,7 +240,7 @@ def _copy_once(original: str, copy: str) -> None:
         _real_unlink(aside)
 
 
-# A rank that sees the program's folder through a layer (`trial_lib.launch.trial_files`)
+# A rank that sees the program's folder through a layer (`zerotune.trial_lib.launch.trial_files`)
 
 
 class LayeredFiles:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 # Tracebacks of the user's leave their frames out.
-_OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep for name in ("rank", "launch"))
+_OWN_FOLDERS = tuple(str(Path(__file__).absolute().parents[1] / name) + os.sep for name in ("rank", "launch"))
 _OF_PACKAGES = ("/site-packages/", "/dist-packages/")
 _IMPORT = "<frozen importlib._bootstrap"
 _RUNPY = ("<frozen runpy>", runpy.__file__)

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PositiveInt
 from pydantic_core import CoreSchema, core_schema
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
     TRAIN_BATCH,
     config_hash,
     overwrite_deepspeed_config,
 )
-from trial_lib.records.switches import deepspeed_part, switches_of
+from zerotune.trial_lib.records.switches import deepspeed_part, switches_of
 
 # A longer integer is nothing that ZeroTune has written. No float and no array can hold it.
 _LARGEST = 2**63 - 1

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from trial_lib.records.candidate import FrozenRecord, Seconds
-from trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.records.candidate import FrozenRecord, Seconds
+from zerotune.trial_lib.records.result import SEARCH_METRICS
 
 
 class Whereabouts(FrozenRecord):

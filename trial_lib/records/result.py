@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trial_lib.deepspeed_config.layout import ModelShape
-from trial_lib.deepspeed_config.overrides import BatchSizes
-from trial_lib.messages.measurement import Arrival, TracedStep
-from trial_lib.messages.orders import Import
-from trial_lib.records.candidate import FrozenRecord, NameOf, Purpose, Seconds
-from trial_lib.records.units import quantity
+from zerotune.trial_lib.deepspeed_config.layout import ModelShape
+from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes
+from zerotune.trial_lib.messages.measurement import Arrival, TracedStep
+from zerotune.trial_lib.messages.orders import Import
+from zerotune.trial_lib.records.candidate import FrozenRecord, NameOf, Purpose, Seconds
+from zerotune.trial_lib.records.units import quantity
 
 
 class Outcome(str, Enum):

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trial_lib.messages.measurement import STEP_PARTS
-from trial_lib.records.candidate import FrozenRecord
-from trial_lib.records.units import percent, quantity
+from zerotune.trial_lib.messages.measurement import STEP_PARTS
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.units import percent, quantity
 
 WORTH_SAYING = 0.15
 """A part of a step that is no computation suggests something from this share on."""

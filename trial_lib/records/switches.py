@@ -11,9 +11,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import LAYOUTS
-from trial_lib.deepspeed_config.layout import PROGRAM as PROGRAM
-from trial_lib.messages.turned import FORESEEN, is_turned
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS
+from zerotune.trial_lib.deepspeed_config.layout import PROGRAM as PROGRAM
+from zerotune.trial_lib.messages.turned import FORESEEN, is_turned
 
 SwitchValue = bool | int | float | str | None
 """The value of a switch. None leaves its place as typed. A boolean option is there or not, if it takes no value."""

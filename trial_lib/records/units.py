@@ -1,8 +1,8 @@
 """Quantities as people read them."""
 
-from trial_lib.deepspeed_config.layout import group_words
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.switches import shown_switch
+from zerotune.trial_lib.deepspeed_config.layout import group_words
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.switches import shown_switch
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _KIB, _MIB, _GIB, _TIB = 2**10, 2**20, 2**30, 2**40

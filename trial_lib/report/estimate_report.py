@@ -3,23 +3,23 @@
 from collections.abc import Iterable
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, resolve_batch
-from trial_lib.device.base import Host, available_bytes
-from trial_lib.device.this_host import kind_of
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.fits import outside_pytorch
-from trial_lib.plan.step_time import flops_per_sample
-from trial_lib.records.candidate import Candidate, FrozenRecord
-from trial_lib.records.result import ModelProfile, Outcome
-from trial_lib.search.allocations import ForeseenArm, nearest_arm
-from trial_lib.search.budgets import HostMemory, MemoryBasis
-from trial_lib.search.knobs import ZERO_STAGES
-from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
-from trial_lib.search.zero_settings import arm_key, arm_label
-from trial_lib.study.known_trials import KnownTrials
-from trial_lib.study.limits import SizeLimit
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, resolve_batch
+from zerotune.trial_lib.device.base import Host, available_bytes
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.fits import outside_pytorch
+from zerotune.trial_lib.plan.step_time import flops_per_sample
+from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
+from zerotune.trial_lib.records.result import ModelProfile, Outcome
+from zerotune.trial_lib.search.allocations import ForeseenArm, nearest_arm
+from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
+from zerotune.trial_lib.search.knobs import ZERO_STAGES
+from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize
+from zerotune.trial_lib.search.zero_settings import arm_key, arm_label
+from zerotune.trial_lib.study.known_trials import KnownTrials
+from zerotune.trial_lib.study.limits import SizeLimit
+from zerotune.trial_lib.study.setup import StudySetup
 
 CONFIDENCE = 0.9
 # Larger sizes are of no interest, however small the model.

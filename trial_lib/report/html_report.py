@@ -18,16 +18,23 @@ import jinja2
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.messages.files import OWNERS_FOLDER, write_whole
-from trial_lib.messages.measurement import STEP_PARTS
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import SEARCH_METRICS
-from trial_lib.records.units import axis_unit, bytes_shown, duration, quantity
-from trial_lib.report.read_study import read_study
-from trial_lib.report.study_view import Interval, StudyView, TrialView, failure_groups, setting_text, trial_columns
-from trial_lib.report.tables import (
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.messages.files import OWNERS_FOLDER, write_whole
+from zerotune.trial_lib.messages.measurement import STEP_PARTS
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.records.units import axis_unit, bytes_shown, duration, quantity
+from zerotune.trial_lib.report.read_study import read_study
+from zerotune.trial_lib.report.study_view import (
+    Interval,
+    StudyView,
+    TrialView,
+    failure_groups,
+    setting_text,
+    trial_columns,
+)
+from zerotune.trial_lib.report.tables import (
     FEWEST_TRIALS,
     PLANNED_COLUMNS,
     PLANNED_NUMBERS,
@@ -426,7 +433,7 @@ def packed_plotly() -> str:
 def page_template(name: str) -> jinja2.Template:
     """A file of `templates`. It escapes its values, and a value that it lacks is an error."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("trial_lib.report"),
+        loader=jinja2.PackageLoader("zerotune.trial_lib.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from trial_lib.plan.answer import likelihood
-from trial_lib.plan.evaluation import MOST
-from trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedDevices, PlannedRange
-from trial_lib.records.units import axis_unit, bytes_shown, percent, quantity
-from trial_lib.report.html_report import COLOURS, GREY, RED, Drawn, empty_figure, error_bars, plain
-from trial_lib.report.study_view import Interval
+from zerotune.trial_lib.plan.answer import likelihood
+from zerotune.trial_lib.plan.evaluation import MOST
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedDevices, PlannedRange
+from zerotune.trial_lib.records.units import axis_unit, bytes_shown, percent, quantity
+from zerotune.trial_lib.report.html_report import COLOURS, GREY, RED, Drawn, empty_figure, error_bars, plain
+from zerotune.trial_lib.report.study_view import Interval
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, OCHRE, OLIVE, CORAL = COLOURS
 

@@ -4,17 +4,24 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.messages.secrets import redact
-from trial_lib.plan.answer import fewest_sentence, likelihood, money
-from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange, PlanPaths, PlanRecord, kept_runs
-from trial_lib.plan.scaling import have_same_events, scaled_run
-from trial_lib.records.switches import PROGRAM, deepspeed_part, switches_of
-from trial_lib.records.units import bytes_shown
-from trial_lib.report.html_report import Drawn, drawings, packed_plotly, page_template
-from trial_lib.report.plan_figures import (
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.messages.secrets import redact
+from zerotune.trial_lib.plan.answer import fewest_sentence, likelihood, money
+from zerotune.trial_lib.plan.plan_record import (
+    PlannedArm,
+    PlannedDevices,
+    PlannedRange,
+    PlanPaths,
+    PlanRecord,
+    kept_runs,
+)
+from zerotune.trial_lib.plan.scaling import have_same_events, scaled_run
+from zerotune.trial_lib.records.switches import PROGRAM, deepspeed_part, switches_of
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.report.html_report import Drawn, drawings, packed_plotly, page_template
+from zerotune.trial_lib.report.plan_figures import (
     arms_memory_figure,
     arms_time_figure,
     count_memory_figure,
@@ -23,9 +30,9 @@ from trial_lib.report.plan_figures import (
     figure_text,
     speed_figure,
 )
-from trial_lib.report.read_study import setting_changes
-from trial_lib.report.step_figure import DEVICE, HOST, StepLine, host_figure, line_figure, step_line
-from trial_lib.report.study_view import shown_view
+from zerotune.trial_lib.report.read_study import setting_changes
+from zerotune.trial_lib.report.step_figure import DEVICE, HOST, StepLine, host_figure, line_figure, step_line
+from zerotune.trial_lib.report.study_view import shown_view
 
 StepLines = tuple[StepLine | None, StepLine | None]
 """A step in the memory of a device and in that of the host."""

@@ -13,26 +13,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trial_lib.deepspeed_config.layout import LAYOUTS
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS
+from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
     TRAIN_BATCH,
     resolve_batch,
     without_tuning_keys,
 )
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.launch.outcome import RankRecord, read_rank_record
-from trial_lib.messages.errors import InputError, plain
-from trial_lib.messages.secrets import redact
-from trial_lib.plan.plan_record import PlannedTrials
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus, TrialPaths
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
-from trial_lib.records.step_account import StepAccount
-from trial_lib.records.switches import AS_TYPED, PROGRAM, is_switch
-from trial_lib.records.units import NONE_FOUND, bytes_shown, gain_line
-from trial_lib.report.study_view import (
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.launch.outcome import RankRecord, read_rank_record
+from zerotune.trial_lib.messages.errors import InputError, plain
+from zerotune.trial_lib.messages.secrets import redact
+from zerotune.trial_lib.plan.plan_record import PlannedTrials
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus, TrialPaths
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from zerotune.trial_lib.records.step_account import StepAccount
+from zerotune.trial_lib.records.switches import AS_TYPED, PROGRAM, is_switch
+from zerotune.trial_lib.records.units import NONE_FOUND, bytes_shown, gain_line
+from zerotune.trial_lib.report.study_view import (
     INTERRUPTED,
     ConfirmedView,
     Interval,
@@ -44,13 +44,13 @@ from trial_lib.report.study_view import (
     row_of,
     shown_view,
 )
-from trial_lib.search.knobs import get_knob, leaves
-from trial_lib.search.zero_settings import arm_label
-from trial_lib.study.confirmation import Confirmed, Estimate, Finding
-from trial_lib.study.folder import read_own_text, read_record
-from trial_lib.study.history import StudyState, read_history, waiting_trials
-from trial_lib.study.open_search import foreseen_in
-from trial_lib.study.program import completed_config, learned_switches
+from zerotune.trial_lib.search.knobs import get_knob, leaves
+from zerotune.trial_lib.search.zero_settings import arm_label
+from zerotune.trial_lib.study.confirmation import Confirmed, Estimate, Finding
+from zerotune.trial_lib.study.folder import read_own_text, read_record
+from zerotune.trial_lib.study.history import StudyState, read_history, waiting_trials
+from zerotune.trial_lib.study.open_search import foreseen_in
+from zerotune.trial_lib.study.program import completed_config, learned_switches
 
 
 def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialResult]) -> dict[str, str]:

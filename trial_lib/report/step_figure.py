@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
-from trial_lib.plan.answer import MOMENT_WORDS
-from trial_lib.plan.device_memory import rounded
-from trial_lib.plan.plan_record import PlannedDevices
-from trial_lib.records.units import bytes_shown
-from trial_lib.report.html_report import GREY, RED, Drawn, empty_figure
-from trial_lib.report.plan_figures import (
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from zerotune.trial_lib.plan.answer import MOMENT_WORDS
+from zerotune.trial_lib.plan.device_memory import rounded
+from zerotune.trial_lib.plan.plan_record import PlannedDevices
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.report.html_report import GREY, RED, Drawn, empty_figure
+from zerotune.trial_lib.report.plan_figures import (
     BLUE,
     FAR,
     KIND_COLOURS,

@@ -8,18 +8,18 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.messages.errors import plain
-from trial_lib.plan.plan_record import PlannedTrials
-from trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause_of
-from trial_lib.records.step_account import StepAccount
-from trial_lib.records.switches import PROGRAM, is_switch, place_of, shown_switch
-from trial_lib.records.units import bytes_shown, quantity
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.arms import CandidateNames
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MODELLED, MemoryModel, measured_above_initialize
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.messages.errors import plain
+from zerotune.trial_lib.plan.plan_record import PlannedTrials
+from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause_of
+from zerotune.trial_lib.records.step_account import StepAccount
+from zerotune.trial_lib.records.switches import PROGRAM, is_switch, place_of, shown_switch
+from zerotune.trial_lib.records.units import bytes_shown, quantity
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.arms import CandidateNames
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MODELLED, MemoryModel, measured_above_initialize
 
 
 class LeaderboardRow(FrozenRecord):

@@ -15,12 +15,19 @@ from rich.table import Table
 from rich.text import Text
 from threadpoolctl import threadpool_limits
 
-from trial_lib.plan.plan_record import PlannedTrials
-from trial_lib.records.result import SEARCH_METRICS
-from trial_lib.records.switches import place_of
-from trial_lib.records.units import bytes_shown, duration, quantity
-from trial_lib.report.study_view import Interval, StudyView, TrialView, failure_groups, setting_text, trial_columns
-from trial_lib.search.peak_regression import PeakRegression, Prior
+from zerotune.trial_lib.plan.plan_record import PlannedTrials
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.records.switches import place_of
+from zerotune.trial_lib.records.units import bytes_shown, duration, quantity
+from zerotune.trial_lib.report.study_view import (
+    Interval,
+    StudyView,
+    TrialView,
+    failure_groups,
+    setting_text,
+    trial_columns,
+)
+from zerotune.trial_lib.search.peak_regression import PeakRegression, Prior
 
 # A plan beside the trials that it foresaw.
 

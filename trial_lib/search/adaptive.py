@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.base import FreeBatchGain, Search, SearchProblem, expected_costs, key_of, switches_in
-from trial_lib.search.cost_model import ONE_WAY, Array, CostModel, Point, SpaceCoordinates
-from trial_lib.search.knobs import Arm
-from trial_lib.search.methods import AdaptiveSettings
-from trial_lib.search.sizes import (
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.base import FreeBatchGain, Search, SearchProblem, expected_costs, key_of, switches_in
+from zerotune.trial_lib.search.cost_model import ONE_WAY, Array, CostModel, Point, SpaceCoordinates
+from zerotune.trial_lib.search.knobs import Arm
+from zerotune.trial_lib.search.methods import AdaptiveSettings
+from zerotune.trial_lib.search.sizes import (
     EVEN_ODDS,
     USUAL_RISK,
     ArmLimits,

@@ -11,11 +11,11 @@ from math import ceil, log
 from statistics import fmean
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import Layout
-from trial_lib.records.result import ModelProfile
-from trial_lib.records.switches import switches_of
-from trial_lib.search.knobs import get_knob
-from trial_lib.search.zero_settings import (
+from zerotune.trial_lib.deepspeed_config.layout import Layout
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.records.switches import switches_of
+from zerotune.trial_lib.search.knobs import get_knob
+from zerotune.trial_lib.search.zero_settings import (
     MASTER_BYTES,
     STATE_BYTES,
     ZeroSettings,

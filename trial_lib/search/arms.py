@@ -6,20 +6,20 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.deepspeed_config.rules import (
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.deepspeed_config.rules import (
     DeviceName,
     broken_rules,
     is_elementwise,
     steps_where_it_is,
     untested_under_zero,
 )
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.messages.turned import TURNED, is_turned
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import ProgramProfile, TrialResult
-from trial_lib.records.switches import deepspeed_part, is_switch, path_of, place_of, shown_switch, switches_of
-from trial_lib.search.catalogue import (
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.messages.turned import TURNED, is_turned
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import ProgramProfile, TrialResult
+from zerotune.trial_lib.records.switches import deepspeed_part, is_switch, path_of, place_of, shown_switch, switches_of
+from zerotune.trial_lib.search.catalogue import (
     KEPT_GATHERED,
     KNOBS,
     OFFLOAD_OPTIMIZER,
@@ -30,7 +30,7 @@ from trial_lib.search.catalogue import (
     nvme_path,
     spelled,
 )
-from trial_lib.search.effects import (
+from zerotune.trial_lib.search.effects import (
     CoarseSetting,
     Effect,
     Surroundings,
@@ -41,7 +41,17 @@ from trial_lib.search.effects import (
     undivided,
     undivided_together,
 )
-from trial_lib.search.knobs import STAGE, Arm, Knob, SearchSpace, coarse_word, get_knob, leaves, set_knob, withdrawn
+from zerotune.trial_lib.search.knobs import (
+    STAGE,
+    Arm,
+    Knob,
+    SearchSpace,
+    coarse_word,
+    get_knob,
+    leaves,
+    set_knob,
+    withdrawn,
+)
 
 # What DeepSpeed refuses in a study: by the table of rules, and by facts of the program that the table has not.
 
@@ -505,7 +515,7 @@ class CandidateNames:
     the fine knobs that differ from those of the first candidate with the same coarse knobs.
 
     Example:
-        >>> from trial_lib.records.candidate import Candidate
+        >>> from zerotune.trial_lib.records.candidate import Candidate
         >>> names = CandidateNames()
         >>> for overlap in (True, False):
         ...     zero = {"stage": 2, "overlap_comm": overlap}

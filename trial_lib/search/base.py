@@ -10,16 +10,16 @@ from math import log, log1p
 from statistics import median
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import LAYOUTS, Layout, Replicas
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
-from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
-from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult, cause_of, without_log
-from trial_lib.records.switches import place_of, unforeseen_switches
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.cost_model import HALF_SIZE, prior_costs
-from trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves, plain
-from trial_lib.search.methods import SearchSettings
-from trial_lib.search.zero_settings import ArmKey, arm_key
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, Layout, Replicas
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
+from zerotune.trial_lib.records.candidate import Candidate, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult, cause_of, without_log
+from zerotune.trial_lib.records.switches import place_of, unforeseen_switches
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.cost_model import HALF_SIZE, prior_costs
+from zerotune.trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves, plain
+from zerotune.trial_lib.search.methods import SearchSettings
+from zerotune.trial_lib.search.zero_settings import ArmKey, arm_key
 
 # Exclusions after two failures of one reason: settings that both share and no completed trial has.
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, Layout
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
-from trial_lib.messages.turned import COMPILE_PLACES
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.records.switches import switches_of
-from trial_lib.records.units import bytes_shown
-from trial_lib.search.allocations import HOST_KNOBS, ForeseenArm, host_bytes, nearest_arm
-from trial_lib.search.knobs import Arm
-from trial_lib.search.peak_regression import normal_below, normalised
-from trial_lib.search.zero_settings import ArmKey, arm_key
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, Layout
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
+from zerotune.trial_lib.messages.turned import COMPILE_PLACES
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.switches import switches_of
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.search.allocations import HOST_KNOBS, ForeseenArm, host_bytes, nearest_arm
+from zerotune.trial_lib.search.knobs import Arm
+from zerotune.trial_lib.search.peak_regression import normal_below, normalised
+from zerotune.trial_lib.search.zero_settings import ArmKey, arm_key
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import AUTOEP, AUTOTP
-from trial_lib.deepspeed_config.overrides import is_bf16_with_32_bit_sums
-from trial_lib.deepspeed_config.rules import ZERO_KEYS, is_deepspeeds_cpu_adam
-from trial_lib.messages.turned import COMPILE
-from trial_lib.records.switches import path_of
-from trial_lib.search.effects import (
+from zerotune.trial_lib.deepspeed_config.layout import AUTOEP, AUTOTP
+from zerotune.trial_lib.deepspeed_config.overrides import is_bf16_with_32_bit_sums
+from zerotune.trial_lib.deepspeed_config.rules import ZERO_KEYS, is_deepspeeds_cpu_adam
+from zerotune.trial_lib.messages.turned import COMPILE
+from zerotune.trial_lib.records.switches import path_of
+from zerotune.trial_lib.search.effects import (
     STAGE_1_2,
     STAGE_3,
     Effect,
@@ -25,7 +25,7 @@ from trial_lib.search.effects import (
     switch,
     undivided,
 )
-from trial_lib.search.knobs import STAGE, get_knob
+from zerotune.trial_lib.search.knobs import STAGE, get_knob
 
 
 def _knob(kind: Kind, *effects: Effect, **terms: Any) -> KnownKnob:

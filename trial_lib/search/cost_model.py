@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trial_lib.deepspeed_config.layout import AUTOTP
-from trial_lib.messages.turned import FUSED, WORKERS, compiles
-from trial_lib.records.switches import is_switch, path_of, switches_of
-from trial_lib.search.knobs import Arm, SearchSpace, get_knob, leaves, plain
+from zerotune.trial_lib.deepspeed_config.layout import AUTOTP
+from zerotune.trial_lib.messages.turned import FUSED, WORKERS, compiles
+from zerotune.trial_lib.records.switches import is_switch, path_of, switches_of
+from zerotune.trial_lib.search.knobs import Arm, SearchSpace, get_knob, leaves, plain
 
 # The expected costs of arms and fine switches before any is measured. The search looks at the cheapest first.
 

@@ -10,13 +10,13 @@ from itertools import count
 from math import sqrt
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.base import Search, SearchProblem, size_limit
-from trial_lib.search.knobs import ZERO_STAGES
-from trial_lib.search.methods import AshaSettings, BinarySettings, RandomSettings, SearchSettings
-from trial_lib.search.zero_settings import first_guess, precision_of
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.base import Search, SearchProblem, size_limit
+from zerotune.trial_lib.search.knobs import ZERO_STAGES
+from zerotune.trial_lib.search.methods import AshaSettings, BinarySettings, RandomSettings, SearchSettings
+from zerotune.trial_lib.search.zero_settings import first_guess, precision_of
 
 
 @dataclass(eq=False)

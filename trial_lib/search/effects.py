@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trial_lib.deepspeed_config.layout import (
+from zerotune.trial_lib.deepspeed_config.layout import (
     AUTOEP,
     AUTOTP,
     LAYOUTS,
@@ -15,11 +15,11 @@ from trial_lib.deepspeed_config.layout import (
     ModelShape,
     Replicas,
 )
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.deepspeed_config.rules import broken_rules
-from trial_lib.records.result import ProgramProfile
-from trial_lib.records.switches import is_switch, place_of
-from trial_lib.search.knobs import STAGE, get_knob, set_knob, withdrawn
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.deepspeed_config.rules import broken_rules
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.records.switches import is_switch, place_of
+from zerotune.trial_lib.search.knobs import STAGE, get_knob, set_knob, withdrawn
 
 Kind = Literal["switch", "count", "size", "share", "names"] | tuple[str, ...]
 """The kind of a knob's values: true or false, whole numbers from 0 or from 1 on, numbers from 0 to 1, lists of names,

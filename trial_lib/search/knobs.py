@@ -10,8 +10,8 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
-from trial_lib.messages.turned import is_turned, turned_word
-from trial_lib.records.switches import PROGRAM, is_option, is_switch, place_of, shown_switch, switches_of
+from zerotune.trial_lib.messages.turned import is_turned, turned_word
+from zerotune.trial_lib.records.switches import PROGRAM, is_option, is_switch, place_of, shown_switch, switches_of
 
 ZeroStage = Literal[0, 1, 2, 3]
 ZERO_STAGES: tuple[int, ...] = (0, 1, 2, 3)

@@ -11,15 +11,21 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE_PLACES
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.records.switches import PROGRAM, switch_key, switches_of
-from trial_lib.search.allocations import Allocations, ForeseenArm, allocations, foreseen_allocations, nearest_arm
-from trial_lib.search.budgets import Budget, MemoryBasis
-from trial_lib.search.peak_regression import Mixture, PeakRegression, Prior
-from trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE_PLACES
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.switches import PROGRAM, switch_key, switches_of
+from zerotune.trial_lib.search.allocations import (
+    Allocations,
+    ForeseenArm,
+    allocations,
+    foreseen_allocations,
+    nearest_arm,
+)
+from zerotune.trial_lib.search.budgets import Budget, MemoryBasis
+from zerotune.trial_lib.search.peak_regression import Mixture, PeakRegression, Prior
+from zerotune.trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
 
 # How switches of the program change the activations that it keeps.
 

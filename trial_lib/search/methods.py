@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from trial_lib.records.candidate import FrozenRecord, NameOf
-from trial_lib.records.result import MetricName
-from trial_lib.search.knobs import ZeroStage
+from zerotune.trial_lib.records.candidate import FrozenRecord, NameOf
+from zerotune.trial_lib.records.result import MetricName
+from zerotune.trial_lib.search.knobs import ZeroStage
 
 _ASCENDING = AfterValidator(lambda stages: tuple(sorted(set(stages))))
 ZeroStages = Annotated[tuple[ZeroStage, ...], Field(min_length=1), _ASCENDING]
@@ -129,7 +129,7 @@ METHODS = {
         Method(
             "adaptive",
             "Race what fits, then tune the best further. The search stops when little is left to gain.",
-            "trial_lib.search.adaptive:AdaptiveSearch",
+            "zerotune.trial_lib.search.adaptive:AdaptiveSearch",
             AdaptiveSettings,
             has_catalogue=True,
             has_batch_policy=True,
@@ -140,25 +140,25 @@ METHODS = {
             "asha",
             "Promote random configurations that do well. Their micro-batch sizes are searched, and the better ones get "
             "more trials.",
-            "trial_lib.search.dsat:AshaSearch",
+            "zerotune.trial_lib.search.dsat:AshaSearch",
             AshaSettings,
         ),
         Method(
             "binary",
             "Bisect micro-batches of random configurations.",
-            "trial_lib.search.dsat:BinarySearch",
+            "zerotune.trial_lib.search.dsat:BinarySearch",
             BinarySettings,
         ),
         Method(
             "random",
             "Try random configurations. The search stops those early that cannot win.",
-            "trial_lib.search.dsat:RandomSearch",
+            "zerotune.trial_lib.search.dsat:RandomSearch",
             RandomSettings,
         ),
         Method(
             "micro_batch",
             "Find the largest and fastest micro-batch. All trials have one configuration otherwise.",
-            "trial_lib.search.micro_batch:MicroBatchSearch",
+            "zerotune.trial_lib.search.micro_batch:MicroBatchSearch",
             confirms_winner=False,
         ),
     )

@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Iterator
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.methods import SearchSettings
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.base import Search, SearchProblem
+from zerotune.trial_lib.search.methods import SearchSettings
 
 # A size between two neighbours is not worth a trial if they differ by less than one part in so many. The first number
 # is for the fastest size, the second for the largest.

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
-from trial_lib.messages.errors import InputError
-from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.base import SearchProblem, size_limit
-from trial_lib.search.budgets import HostMemory, MemoryBasis
-from trial_lib.search.cost_model import Point
-from trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.candidate import Candidate, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.base import SearchProblem, size_limit
+from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
+from zerotune.trial_lib.search.cost_model import Point
+from zerotune.trial_lib.search.memory_model import MemoryModel
 
 # Sizes under the kept global batch, divisors and limits.
 

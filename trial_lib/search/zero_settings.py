@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import AUTOTP, SEQUENCE, Layout
-from trial_lib.deepspeed_config.overrides import adds_up_in_32_bits, is_bf16_with_32_bit_sums
-from trial_lib.records.result import ModelProfile
-from trial_lib.records.switches import deepspeed_part, switch_key
-from trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, is_coarse
-from trial_lib.search.effects import Effect
-from trial_lib.search.knobs import STAGE, get_knob, leaves
+from zerotune.trial_lib.deepspeed_config.layout import AUTOTP, SEQUENCE, Layout
+from zerotune.trial_lib.deepspeed_config.overrides import adds_up_in_32_bits, is_bf16_with_32_bit_sums
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.records.switches import deepspeed_part, switch_key
+from zerotune.trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, is_coarse
+from zerotune.trial_lib.search.effects import Effect
+from zerotune.trial_lib.search.knobs import STAGE, get_knob, leaves
 
 # The memory of a model's states, and a first guess of the largest micro-batch beside them.
 

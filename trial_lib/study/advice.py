@@ -5,19 +5,19 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.device.this_host import kind_of
-from trial_lib.launch.rank_starter import RankStarter
-from trial_lib.records.result import TrialResult
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.base import ExpectedArm
-from trial_lib.study.against_plan import AgainstPlan
-from trial_lib.study.earlier import HeadStart, earlier_studies_of
-from trial_lib.study.fingerprint import fingerprint_in
-from trial_lib.study.history import StudyState
-from trial_lib.study.open_search import foreseen_in, keep_arms
-from trial_lib.study.setup import StudySetup
-from trial_lib.study.simulated_arms import ArmSimulation, is_simulated_unasked, keep_simulated
-from trial_lib.study.study_plan import study_plan
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.launch.rank_starter import RankStarter
+from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.base import ExpectedArm
+from zerotune.trial_lib.study.against_plan import AgainstPlan
+from zerotune.trial_lib.study.earlier import HeadStart, earlier_studies_of
+from zerotune.trial_lib.study.fingerprint import fingerprint_in
+from zerotune.trial_lib.study.history import StudyState
+from zerotune.trial_lib.study.open_search import foreseen_in, keep_arms
+from zerotune.trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.study.simulated_arms import ArmSimulation, is_simulated_unasked, keep_simulated
+from zerotune.trial_lib.study.study_plan import study_plan
 
 # What runs beside the ranks meanwhile, in cores: ZeroTune's servers, which start, and the foreseen runs.
 _SERVERS, _SIMULATIONS = 1, 2

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.this_host import kind_of
-from trial_lib.messages.files import write_whole
-from trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
-from trial_lib.plan.step_time import planned_step
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.allocations import needed_above_initialize
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
-from trial_lib.study.history import StudyState
-from trial_lib.study.study_plan import StudyPlan
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
+from zerotune.trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.allocations import needed_above_initialize
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize
+from zerotune.trial_lib.study.history import StudyState
+from zerotune.trial_lib.study.study_plan import StudyPlan
 
 _COMPARED = (Purpose.SUBMITTED, Purpose.SEARCH, Purpose.CONFIRM)
 

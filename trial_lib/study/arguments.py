@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from trial_lib.records.candidate import FrozenRecord
-from trial_lib.records.result import SEARCH_METRICS, MetricName, ModelProfile, TrialResult
-from trial_lib.search.knobs import ZeroStage
-from trial_lib.search.methods import METHODS, MethodName
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.result import SEARCH_METRICS, MetricName, ModelProfile, TrialResult
+from zerotune.trial_lib.search.knobs import ZeroStage
+from zerotune.trial_lib.search.methods import METHODS, MethodName
 
 # Arguments for methods with a batch policy. dsat's methods choose batch and memory by themselves.
 BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")

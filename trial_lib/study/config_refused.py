@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
-from trial_lib.deepspeed_config.refusals import Refusal, sentence_of
-from trial_lib.deepspeed_config.rules import ZERO_KEYS
-from trial_lib.inputs.program_code import is_handed_over
-from trial_lib.inputs.read_experiment import Experiment, one_error
-from trial_lib.launch.outcome import REFUSED
-from trial_lib.launch.processes.environment_check import Judgement
-from trial_lib.launch.rank_starter import RankStarter
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.secrets import redact
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
+from zerotune.trial_lib.deepspeed_config.refusals import Refusal, sentence_of
+from zerotune.trial_lib.deepspeed_config.rules import ZERO_KEYS
+from zerotune.trial_lib.inputs.program_code import is_handed_over
+from zerotune.trial_lib.inputs.read_experiment import Experiment, one_error
+from zerotune.trial_lib.launch.outcome import REFUSED
+from zerotune.trial_lib.launch.processes.environment_check import Judgement
+from zerotune.trial_lib.launch.rank_starter import RankStarter
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.secrets import redact
 
 
 class ConfigCheck:

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.files import write_whole
-from trial_lib.rank.batch_source import TypedNumber, numbers_in_words
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyStatus
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence, cause_of, without_log
-from trial_lib.records.step_account import StepAccount, advice_on
-from trial_lib.records.units import NONE_FASTER_ONCE, gain_line, name_of
-from trial_lib.search.base import key_in_plan, switches_in
-from trial_lib.search.knobs import STAGE, get_knob
-from trial_lib.search.methods import METHODS
-from trial_lib.search.zero_settings import ZeroSettings
-from trial_lib.study.arguments import INSTEAD, MINUTES_OVER
-from trial_lib.study.confirmation import (
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.rank.batch_source import TypedNumber, numbers_in_words
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyStatus
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence, cause_of, without_log
+from zerotune.trial_lib.records.step_account import StepAccount, advice_on
+from zerotune.trial_lib.records.units import NONE_FASTER_ONCE, gain_line, name_of
+from zerotune.trial_lib.search.base import key_in_plan, switches_in
+from zerotune.trial_lib.search.knobs import STAGE, get_knob
+from zerotune.trial_lib.search.methods import METHODS
+from zerotune.trial_lib.search.zero_settings import ZeroSettings
+from zerotune.trial_lib.study.arguments import INSTEAD, MINUTES_OVER
+from zerotune.trial_lib.study.confirmation import (
     Confirmation,
     Contender,
     Finding,
@@ -29,11 +29,11 @@ from trial_lib.study.confirmation import (
     partition_advice,
     ranking,
 )
-from trial_lib.study.driver import StudyDriver, best_result
-from trial_lib.study.earlier import EarlierConfirmed, SinceLast
-from trial_lib.study.history import StudyState
-from trial_lib.study.runner import seconds_of
-from trial_lib.study.training_command import write_winner
+from zerotune.trial_lib.study.driver import StudyDriver, best_result
+from zerotune.trial_lib.study.earlier import EarlierConfirmed, SinceLast
+from zerotune.trial_lib.study.history import StudyState
+from zerotune.trial_lib.study.runner import seconds_of
+from zerotune.trial_lib.study.training_command import write_winner
 
 # The configurations other than the user's
 

@@ -27,14 +27,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trial_lib.device.this_host import kind_of
-from trial_lib.launch.device_watch import unusual_reasons
-from trial_lib.messages.measurement import TRACE
-from trial_lib.messages.statistics import Ratio, geometric_mean, ratios_to
-from trial_lib.records.candidate import Candidate, FrozenRecord
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence, without_log
-from trial_lib.records.switches import other_switches
-from trial_lib.records.units import (
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.launch.device_watch import unusual_reasons
+from zerotune.trial_lib.messages.measurement import TRACE
+from zerotune.trial_lib.messages.statistics import Ratio, geometric_mean, ratios_to
+from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence, without_log
+from zerotune.trial_lib.records.switches import other_switches
+from zerotune.trial_lib.records.units import (
     NONE_CONFIRMED,
     NONE_FASTER,
     NONE_FASTER_ALIKE,
@@ -47,7 +47,7 @@ from trial_lib.records.units import (
     name_of,
     percent,
 )
-from trial_lib.study.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
+from zerotune.trial_lib.study.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
 
 # A free batch changes the training: less than this is not worth the thought.
 _WORTH_SAYING = 1.05

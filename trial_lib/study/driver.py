@@ -7,20 +7,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret
-from trial_lib.launch.place import Place
-from trial_lib.launch.trial import TrialPlan, write_unstarted
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_whole
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
-from trial_lib.search.base import Search
-from trial_lib.search.methods import METHODS
-from trial_lib.study.advice import Advice, is_measured_beside
-from trial_lib.study.arguments import StudyTime, metric_with
-from trial_lib.study.fingerprint import Edits
-from trial_lib.study.folder import folder_error_told
-from trial_lib.study.history import (
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, keep_secret
+from zerotune.trial_lib.launch.place import Place
+from zerotune.trial_lib.launch.trial import TrialPlan, write_unstarted
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from zerotune.trial_lib.search.base import Search
+from zerotune.trial_lib.search.methods import METHODS
+from zerotune.trial_lib.study.advice import Advice, is_measured_beside
+from zerotune.trial_lib.study.arguments import StudyTime, metric_with
+from zerotune.trial_lib.study.fingerprint import Edits
+from zerotune.trial_lib.study.folder import folder_error_told
+from zerotune.trial_lib.study.history import (
     PROFILE_NUMBER,
     SUBMITTED_NUMBER,
     Asked,
@@ -36,11 +36,11 @@ from trial_lib.study.history import (
     unfinished_work,
     unrecorded_ends,
 )
-from trial_lib.study.open_search import open_search
-from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
-from trial_lib.study.profile import own_reading, profiled_candidate, run_profile_of_study
-from trial_lib.study.program import CommandChanges, KnownProgram
-from trial_lib.study.runner import (
+from zerotune.trial_lib.study.open_search import open_search
+from zerotune.trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
+from zerotune.trial_lib.study.profile import own_reading, profiled_candidate, run_profile_of_study
+from zerotune.trial_lib.study.program import CommandChanges, KnownProgram
+from zerotune.trial_lib.study.runner import (
     Admission,
     MeasuredConfigs,
     Runner,
@@ -50,7 +50,7 @@ from trial_lib.study.runner import (
     not_tried_again,
     seconds_of,
 )
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.study.setup import StudySetup
 
 # An ended trial takes up to some seconds. One that takes longer waits for something, such as a build.
 _END_S = 10.0

@@ -13,18 +13,18 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from trial_lib.device.this_host import kind_of
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.statistics import Ratio, largest_fall, ratio_between
-from trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
-from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.base import SearchProblem
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirmation import Confirmed, Estimate, Finding, is_good
-from trial_lib.study.fingerprint import Fingerprint
-from trial_lib.study.history import StudyState, read_history
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.statistics import Ratio, largest_fall, ratio_between
+from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
+from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.base import SearchProblem
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.confirmation import Confirmed, Estimate, Finding, is_good
+from zerotune.trial_lib.study.fingerprint import Fingerprint
+from zerotune.trial_lib.study.history import StudyState, read_history
 
 # The arguments that are the study's question: they decide which configurations it may find, and how it measures them.
 _QUESTION = (

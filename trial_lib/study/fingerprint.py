@@ -14,17 +14,17 @@ from typing import Any
 import psutil
 from pydantic import Field
 
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.secrets import redact
-from trial_lib.records.candidate import FrozenRecord
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import ModelProfile, TrialResult
-from trial_lib.study.folder import read_record_file
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.secrets import redact
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import ModelProfile, TrialResult
+from zerotune.trial_lib.study.folder import read_record_file
+from zerotune.trial_lib.study.setup import StudySetup
 
 SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "search")
 

@@ -19,11 +19,11 @@ import platformdirs
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
-from trial_lib.records.candidate import FrozenRecord
-from trial_lib.records.folders import (
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.folders import (
     STUDIES,
     DrivenFolder,
     RunRecord,
@@ -32,8 +32,8 @@ from trial_lib.records.folders import (
     Whereabouts,
     whereabouts_of,
 )
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.records.units import bytes_shown
 
 # A copy of a folder is a study of its own.
 

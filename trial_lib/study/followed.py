@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from trial_lib.deepspeed_config.overrides import setting_at
-from trial_lib.inputs.elsewhere import StartedElsewhere, started_elsewhere
-from trial_lib.inputs.entrypoint import Entrypoint
-from trial_lib.inputs.launchers import (
+from zerotune.trial_lib.deepspeed_config.overrides import setting_at
+from zerotune.trial_lib.inputs.elsewhere import StartedElsewhere, started_elsewhere
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint
+from zerotune.trial_lib.inputs.launchers import (
     is_python,
     launcher_in,
     launcher_of,
@@ -25,13 +25,13 @@ from trial_lib.inputs.launchers import (
     launchers_listed,
     python_target,
 )
-from trial_lib.inputs.places import FileTarget, in_wrapper, trial_command
-from trial_lib.inputs.program_code import command_within, may_start_ranks, module_file
-from trial_lib.inputs.words import ASSIGNMENT
-from trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_all
-from trial_lib.messages.secrets import redact
+from zerotune.trial_lib.inputs.places import FileTarget, in_wrapper, trial_command
+from zerotune.trial_lib.inputs.program_code import command_within, may_start_ranks, module_file
+from zerotune.trial_lib.inputs.words import ASSIGNMENT
+from zerotune.trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_all
+from zerotune.trial_lib.messages.secrets import redact
 
 _WHERE = "the command"
 _LONGEST_SHOWN = 60

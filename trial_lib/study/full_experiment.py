@@ -14,14 +14,14 @@ from typing import Any
 
 import psutil
 
-from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.launch.full_training import TrainingEnd, TrainingPlan, run_training
-from trial_lib.launch.processes.supervisor import RANKS_OF_TRIAL
-from trial_lib.launch.rank_starter import RankStarter
-from trial_lib.messages.files import (
+from zerotune.trial_lib.deepspeed_config.overrides import TRAIN_BATCH
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.launch.full_training import TrainingEnd, TrainingPlan, run_training
+from zerotune.trial_lib.launch.processes.supervisor import RANKS_OF_TRIAL
+from zerotune.trial_lib.launch.rank_starter import RankStarter
+from zerotune.trial_lib.messages.files import (
     CHECKPOINT,
     NOTE,
     SYSTEM,
@@ -31,14 +31,14 @@ from trial_lib.messages.files import (
     append,
     drop_torn_tail,
 )
-from trial_lib.messages.folders import StopRequest
-from trial_lib.messages.orders import TrainingSpec
-from trial_lib.records.candidate import FrozenRecord
-from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyStatus
-from trial_lib.study.run import HeldFolder, OpenRun
+from zerotune.trial_lib.messages.folders import StopRequest
+from zerotune.trial_lib.messages.orders import TrainingSpec
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyStatus
+from zerotune.trial_lib.study.run import HeldFolder, OpenRun
 
 _PERIOD_S = 10.0
-_GUARD = {"trial_lib.launch.processes.supervisor", RANKS_OF_TRIAL}
+_GUARD = {"zerotune.trial_lib.launch.processes.supervisor", RANKS_OF_TRIAL}
 
 
 class SystemMonitor:
@@ -327,8 +327,8 @@ class FullExperiment(OpenRun[FullExperimentRecord, FullExperimentPaths]):
         if self._spec.trial is not None or not self.paths.checkpoints.exists():
             return None
         # Imported here, because they import torch, which a driver does not need otherwise.
-        from trial_lib.training.checkpoints import CheckpointStore
-        from trial_lib.training.distributed import DistributedContext
+        from zerotune.trial_lib.training.checkpoints import CheckpointStore
+        from zerotune.trial_lib.training.distributed import DistributedContext
 
         store = CheckpointStore(self.paths.checkpoints, DistributedContext(), self._spec.smaller_is_better)
         newest = store.newest_intact(self.log.warning)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import Line, LineReader, append, drop_torn_tail
-from trial_lib.messages.orders import SizeMemory, seconds_since, will_fit
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.units import duration
-from trial_lib.search.arms import CandidateNames
-from trial_lib.study.folder import FolderError, check_folder, number_of
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import Line, LineReader, append, drop_torn_tail
+from zerotune.trial_lib.messages.orders import SizeMemory, seconds_since, will_fit
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.records.units import duration
+from zerotune.trial_lib.search.arms import CandidateNames
+from zerotune.trial_lib.study.folder import FolderError, check_folder, number_of
 
 # One line for each ask, tell, withdrawal and stop. A resumed study replays them.
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import without_tuning_keys
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.yaml_document import read_yaml
-from trial_lib.messages.errors import InputError
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import STUDIES, StudyPaths, StudyRecord
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.study.earlier import record_of, trials_of
-from trial_lib.study.open_study import OpenStudy
-from trial_lib.study.profile_report import had_engine, profile_failure
-from trial_lib.study.program import completed_config
-from trial_lib.study.runner import Work
+from zerotune.trial_lib.deepspeed_config.overrides import without_tuning_keys
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.inputs.yaml_document import read_yaml
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import STUDIES, StudyPaths, StudyRecord
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.study.earlier import record_of, trials_of
+from zerotune.trial_lib.study.open_study import OpenStudy
+from zerotune.trial_lib.study.profile_report import had_engine, profile_failure
+from zerotune.trial_lib.study.program import completed_config
+from zerotune.trial_lib.study.runner import Work
 
 Trial = tuple[Candidate, TrialResult]
 

@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import LAYOUTS, Layout
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, resolve_batch
-from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.messages.errors import InputError
-from trial_lib.records.candidate import FrozenRecord
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
-from trial_lib.records.units import bytes_shown
-from trial_lib.search.allocations import host_bytes
-from trial_lib.search.arms import build_space, surroundings_of
-from trial_lib.search.catalogue import NVME_PATHS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
-from trial_lib.search.effects import Surroundings
-from trial_lib.search.knobs import Arm, SearchSpace, get_knob
-from trial_lib.search.methods import METHODS
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.program import KnownProgram
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, Layout
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, resolve_batch
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.search.allocations import host_bytes
+from zerotune.trial_lib.search.arms import build_space, surroundings_of
+from zerotune.trial_lib.search.catalogue import NVME_PATHS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
+from zerotune.trial_lib.search.effects import Surroundings
+from zerotune.trial_lib.search.knobs import Arm, SearchSpace, get_knob
+from zerotune.trial_lib.search.methods import METHODS
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.program import KnownProgram
+from zerotune.trial_lib.study.setup import StudySetup
 
 # The largest micro-batch that a study may try: what the global batch, the data and the user leave.
 

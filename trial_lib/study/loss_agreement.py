@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from trial_lib.records.candidate import Candidate, FrozenRecord
-from trial_lib.records.switches import switches_of
+from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
+from zerotune.trial_lib.records.switches import switches_of
 
 _TOLERANCE = 1e-3  # of the first step's loss, if all is float32
 _TOLERANCE_HALF = 2e-2  # ... if a part is bfloat16, float16, or narrower

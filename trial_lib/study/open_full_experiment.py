@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     CONFIG,
     OVERWRITES,
     is_programs_own_name,
@@ -16,19 +16,19 @@ from trial_lib.deepspeed_config.overrides import (
     read_named_config,
     without_tuning_keys,
 )
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
-from trial_lib.inputs.places import in_wrapper
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.launch.full_training import TrainingPlan
-from trial_lib.launch.hosts import HostfileStarter
-from trial_lib.launch.locks import host_lock_dir
-from trial_lib.launch.outcome import REFUSED
-from trial_lib.launch.starters import ColdStarter
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import OWNERS_FOLDER, write_all, write_whole
-from trial_lib.records.folders import (
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
+from zerotune.trial_lib.inputs.places import in_wrapper
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.launch.full_training import TrainingPlan
+from zerotune.trial_lib.launch.hosts import HostfileStarter
+from zerotune.trial_lib.launch.locks import host_lock_dir
+from zerotune.trial_lib.launch.outcome import REFUSED
+from zerotune.trial_lib.launch.starters import ColdStarter
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import OWNERS_FOLDER, write_all, write_whole
+from zerotune.trial_lib.records.folders import (
     FULL_EXPERIMENTS,
     DrivenFolder,
     FullExperimentPaths,
@@ -37,9 +37,9 @@ from trial_lib.records.folders import (
     full_experiment_id,
     work_dir_of,
 )
-from trial_lib.records.switches import shown_switch, switches_of
-from trial_lib.study.confirm import answer_of
-from trial_lib.study.folder import (
+from zerotune.trial_lib.records.switches import shown_switch, switches_of
+from zerotune.trial_lib.study.confirm import answer_of
+from zerotune.trial_lib.study.folder import (
     FinishedError,
     keep_experiment,
     new_folder,
@@ -49,14 +49,14 @@ from trial_lib.study.folder import (
     with_own_id,
     write_wrapper,
 )
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
-from trial_lib.study.limits import own_ops
-from trial_lib.study.open_study import OpenStudy
-from trial_lib.study.plans import full_length_spec
-from trial_lib.study.program import environment_of, program_of
-from trial_lib.study.run import hold_folder
-from trial_lib.study.setup import check_include, check_length, check_slots, slots_for
-from trial_lib.tracking.tracking_uri import default_tracking_uri
+from zerotune.trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from zerotune.trial_lib.study.limits import own_ops
+from zerotune.trial_lib.study.open_study import OpenStudy
+from zerotune.trial_lib.study.plans import full_length_spec
+from zerotune.trial_lib.study.program import environment_of, program_of
+from zerotune.trial_lib.study.run import hold_folder
+from zerotune.trial_lib.study.setup import check_include, check_length, check_slots, slots_for
+from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri
 
 
 def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_id: str | None = None) -> FullExperiment:

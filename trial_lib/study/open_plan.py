@@ -8,29 +8,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     TRAIN_BATCH,
     without_tuning_keys,
 )
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import this_host
-from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.launch.rank_starter import Program
-from trial_lib.messages.files import make_own_folder, write_all, write_whole
-from trial_lib.plan.arms import check_count
-from trial_lib.plan.device_memory import AllocatorSettings
-from trial_lib.plan.devices import AskedDevices, known_devices, own_devices, read_devices, read_prices
-from trial_lib.plan.plan_record import PlanArguments, PlanPaths
-from trial_lib.records.folders import PLANS, StudyPaths, TrialPaths
-from trial_lib.records.switches import deepspeed_part, switches_of
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.folder import new_folder, new_id
-from trial_lib.study.followed import followed
-from trial_lib.study.plans import trial_spec
-from trial_lib.study.program import KnownProgram, environment_of, program_of, typed_switches
-from trial_lib.study.setup import StudySetup, check_include
-from trial_lib.study.typed_command import on_ranks, read_command, started_on
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.messages.files import make_own_folder, write_all, write_whole
+from zerotune.trial_lib.plan.arms import check_count
+from zerotune.trial_lib.plan.device_memory import AllocatorSettings
+from zerotune.trial_lib.plan.devices import AskedDevices, known_devices, own_devices, read_devices, read_prices
+from zerotune.trial_lib.plan.plan_record import PlanArguments, PlanPaths
+from zerotune.trial_lib.records.folders import PLANS, StudyPaths, TrialPaths
+from zerotune.trial_lib.records.switches import deepspeed_part, switches_of
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.folder import new_folder, new_id
+from zerotune.trial_lib.study.followed import followed
+from zerotune.trial_lib.study.plans import trial_spec
+from zerotune.trial_lib.study.program import KnownProgram, environment_of, program_of, typed_switches
+from zerotune.trial_lib.study.setup import StudySetup, check_include
+from zerotune.trial_lib.study.typed_command import on_ranks, read_command, started_on
 
 DEVICE = "cuda"  # the kind of all devices that can be foreseen
 

@@ -8,22 +8,36 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from trial_lib.deepspeed_config.layout import LAYOUTS
-from trial_lib.inputs.search_space import refuse_mapped
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_whole
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.records.switches import switches_of
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.arms import left_out_of_space, surroundings_of
-from trial_lib.search.base import ExpectedArm, Search, SearchProblem, key_in_plan, key_of, switches_in, without_hopeless
-from trial_lib.search.budgets import HostMemory, MemoryBasis
-from trial_lib.search.methods import METHODS
-from trial_lib.study.arguments import StudyArguments, metric_with
-from trial_lib.study.folder import read_own_text
-from trial_lib.study.limits import kept_batch, largest_of_data, study_space, without_disk_room, without_unbuildable
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS
+from zerotune.trial_lib.inputs.search_space import refuse_mapped
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.switches import switches_of
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.arms import left_out_of_space, surroundings_of
+from zerotune.trial_lib.search.base import (
+    ExpectedArm,
+    Search,
+    SearchProblem,
+    key_in_plan,
+    key_of,
+    switches_in,
+    without_hopeless,
+)
+from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
+from zerotune.trial_lib.search.methods import METHODS
+from zerotune.trial_lib.study.arguments import StudyArguments, metric_with
+from zerotune.trial_lib.study.folder import read_own_text
+from zerotune.trial_lib.study.limits import (
+    kept_batch,
+    largest_of_data,
+    study_space,
+    without_disk_room,
+    without_unbuildable,
+)
+from zerotune.trial_lib.study.setup import StudySetup
 
 
 def open_search(

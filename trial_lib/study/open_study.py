@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trial_lib.launch.locks import host_lock_dir
-from trial_lib.launch.place import Place, ThisHost
-from trial_lib.launch.trial_files import uncovered
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_whole
-from trial_lib.records.folders import (
+from zerotune.trial_lib.launch.locks import host_lock_dir
+from zerotune.trial_lib.launch.place import Place, ThisHost
+from zerotune.trial_lib.launch.trial_files import uncovered
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.records.folders import (
     FullExperimentPaths,
     FullExperimentRecord,
     StudyPaths,
@@ -22,13 +22,13 @@ from trial_lib.records.folders import (
     StudyStatus,
     work_dir_of,
 )
-from trial_lib.study.arguments import INSTEAD, StudyArguments
-from trial_lib.study.config_refused import ConfigCheck
-from trial_lib.study.confirm import answer_of, headline_of, reason_of, since_last_study
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.earlier import keep_earlier_studies
-from trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
-from trial_lib.study.folder import (
+from zerotune.trial_lib.study.arguments import INSTEAD, StudyArguments
+from zerotune.trial_lib.study.config_refused import ConfigCheck
+from zerotune.trial_lib.study.confirm import answer_of, headline_of, reason_of, since_last_study
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.earlier import keep_earlier_studies
+from zerotune.trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
+from zerotune.trial_lib.study.folder import (
     FinishedError,
     FolderError,
     folder_error_told,
@@ -39,12 +39,12 @@ from trial_lib.study.folder import (
     remove_folder,
     write_wrapper,
 )
-from trial_lib.study.limits import supposed_ops
-from trial_lib.study.program import KnownProgram, named_in, require_sizes, require_switchable
-from trial_lib.study.run import HeldFolder, OpenRun, hold_folder
-from trial_lib.study.setup import StudySetup, cluster_of, kept_setup, new_setup, starter_of
-from trial_lib.study.study_plan import GivenPlan, keep_plan, read_given_plan
-from trial_lib.tracking.tracking_uri import default_tracking_uri
+from zerotune.trial_lib.study.limits import supposed_ops
+from zerotune.trial_lib.study.program import KnownProgram, named_in, require_sizes, require_switchable
+from zerotune.trial_lib.study.run import HeldFolder, OpenRun, hold_folder
+from zerotune.trial_lib.study.setup import StudySetup, cluster_of, kept_setup, new_setup, starter_of
+from zerotune.trial_lib.study.study_plan import GivenPlan, keep_plan, read_given_plan
+from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri
 
 _BEGUN_END_S = 5.0  # for the end of a profile trial whose ranks have been ended
 

@@ -12,24 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, with_open_batch
-from trial_lib.launch.rank_starter import EndableStarter, Program
-from trial_lib.launch.starters import WarmStarter
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.foreseen_run import Ask, ForeseenRun
-from trial_lib.messages.orders import Import
-from trial_lib.plan.answer import best_of, plan_answer
-from trial_lib.plan.arm_work import WantedRun
-from trial_lib.plan.devices import AskedDevices
-from trial_lib.plan.plan_record import PlannedDevices, PlanRecord, write_run
-from trial_lib.plan.planning import Planned, PlanProblem, plan
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
-from trial_lib.records.result import ProgramProfile
-from trial_lib.records.switches import deepspeed_part, switches_of
-from trial_lib.study.open_plan import DEVICE, OpenPlan
-from trial_lib.study.profile_report import program_notes
-from trial_lib.study.program import KnownProgram, leading_imports_of, require_switchable, varied_options
-from trial_lib.study.training_command import training_command
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, with_open_batch
+from zerotune.trial_lib.launch.rank_starter import EndableStarter, Program
+from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.foreseen_run import Ask, ForeseenRun
+from zerotune.trial_lib.messages.orders import Import
+from zerotune.trial_lib.plan.answer import best_of, plan_answer
+from zerotune.trial_lib.plan.arm_work import WantedRun
+from zerotune.trial_lib.plan.devices import AskedDevices
+from zerotune.trial_lib.plan.plan_record import PlannedDevices, PlanRecord, write_run
+from zerotune.trial_lib.plan.planning import Planned, PlanProblem, plan
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.records.switches import deepspeed_part, switches_of
+from zerotune.trial_lib.study.open_plan import DEVICE, OpenPlan
+from zerotune.trial_lib.study.profile_report import program_notes
+from zerotune.trial_lib.study.program import KnownProgram, leading_imports_of, require_switchable, varied_options
+from zerotune.trial_lib.study.training_command import training_command
 
 PLANNED_FOR = "# Planned for"  # begins a command that starts another number of ranks than the plan is for
 

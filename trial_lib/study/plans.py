@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import Layout
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.layout import Layout
+from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     CONFIG,
     DEEPSPEED_KEYS,
@@ -20,23 +20,23 @@ from trial_lib.deepspeed_config.overrides import (
     resolve_batch,
     with_open_batch,
 )
-from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.config import ExperimentConfig, Hyperparameters, Length
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.measurement import Arrival
-from trial_lib.messages.orders import StepWindow, TrainingSpec
-from trial_lib.messages.secrets import redact
-from trial_lib.messages.turned import compiles, turned_among
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import FullExperimentPaths, TrialPaths
-from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
-from trial_lib.records.switches import SwitchValue, deepspeed_part
-from trial_lib.search.allocations import host_bytes
-from trial_lib.search.methods import METHODS, MethodName
-from trial_lib.study.program import KnownProgram, program_of, varied_options
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.config import ExperimentConfig, Hyperparameters, Length
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.orders import StepWindow, TrainingSpec
+from zerotune.trial_lib.messages.secrets import redact
+from zerotune.trial_lib.messages.turned import compiles, turned_among
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import FullExperimentPaths, TrialPaths
+from zerotune.trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.switches import SwitchValue, deepspeed_part
+from zerotune.trial_lib.search.allocations import host_bytes
+from zerotune.trial_lib.search.methods import METHODS, MethodName
+from zerotune.trial_lib.study.program import KnownProgram, program_of, varied_options
+from zerotune.trial_lib.study.setup import StudySetup
 
 # The deadline of a trial. A trial that runs longer hangs. Pure.
 

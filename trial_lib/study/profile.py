@@ -9,24 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes, setting_at
-from trial_lib.deepspeed_config.rules import Setting
-from trial_lib.inputs.places import BatchPlace, batch_places, same_place
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.launch.place import Place
-from trial_lib.launch.processes.watchdog import bound_logs
-from trial_lib.launch.trial import TrialPlan, write_unstarted
-from trial_lib.messages.files import make_own_folder, write_whole
-from trial_lib.messages.orders import Import, StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import Outcome, ProgramProfile, TrialResult, as_sentence, without_log
-from trial_lib.search.knobs import STAGE
-from trial_lib.study.history import SUBMITTED_NUMBER
-from trial_lib.study.limits import with_ops_built, with_swap_disks
-from trial_lib.study.plans import TrialPlans
-from trial_lib.study.program import KnownProgram
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes, setting_at
+from zerotune.trial_lib.deepspeed_config.rules import Setting
+from zerotune.trial_lib.inputs.places import BatchPlace, batch_places, same_place
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.launch.place import Place
+from zerotune.trial_lib.launch.processes.watchdog import bound_logs
+from zerotune.trial_lib.launch.trial import TrialPlan, write_unstarted
+from zerotune.trial_lib.messages.files import make_own_folder, write_whole
+from zerotune.trial_lib.messages.orders import Import, StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult, as_sentence, without_log
+from zerotune.trial_lib.search.knobs import STAGE
+from zerotune.trial_lib.study.history import SUBMITTED_NUMBER
+from zerotune.trial_lib.study.limits import with_ops_built, with_swap_disks
+from zerotune.trial_lib.study.plans import TrialPlans
+from zerotune.trial_lib.study.program import KnownProgram
+from zerotune.trial_lib.study.setup import StudySetup
 
 # The profile trial: the program as it was typed, then with the smallest micro-batch that it takes.
 

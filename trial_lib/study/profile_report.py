@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.inputs.places import spelling
-from trial_lib.records.candidate import FrozenRecord
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.records.units import bytes_shown
-from trial_lib.search.knobs import ZERO_STAGES
-from trial_lib.search.zero_settings import first_guess, on_a_device, precision_of, state_bytes
-from trial_lib.study.limits import SizeLimit
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.inputs.places import spelling
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.search.knobs import ZERO_STAGES
+from zerotune.trial_lib.search.zero_settings import first_guess, on_a_device, precision_of, state_bytes
+from zerotune.trial_lib.study.limits import SizeLimit
+from zerotune.trial_lib.study.setup import StudySetup
 
 _MOST_NAMED = 4
 

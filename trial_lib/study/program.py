@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import LAYOUTS, VARIABLES_OF_LAYOUTS, size_of
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, VARIABLES_OF_LAYOUTS, size_of
+from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
     TRAIN_BATCH,
@@ -20,23 +20,31 @@ from trial_lib.deepspeed_config.overrides import (
     with_typed_sizes,
     without_tuning_keys,
 )
-from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.entrypoint import TRIAL_CLASS_MODULE, default_interpreter
-from trial_lib.inputs.launchers import launcher_named
-from trial_lib.inputs.places import is_variable, spelling, trial_command, typed_switch
-from trial_lib.inputs.program_code import leading_imports, module_file
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.yaml_document import read_yaml
-from trial_lib.launch.processes.jit_builds import NAMED, OWN
-from trial_lib.launch.rank_starter import Program
-from trial_lib.launch.starters import rank_environment
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.orders import SPEC_VARIABLE
-from trial_lib.messages.turned import COMPILE_PLACES, COMPILER, is_turned
-from trial_lib.records.result import ProgramProfile
-from trial_lib.records.switches import PROGRAM, SwitchValue, is_option, is_switch, own_switches, place_of, text_of
-from trial_lib.study.folder import can_be_written, data_folder
-from trial_lib.study.followed import rewrapped
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.entrypoint import TRIAL_CLASS_MODULE, default_interpreter
+from zerotune.trial_lib.inputs.launchers import launcher_named
+from zerotune.trial_lib.inputs.places import is_variable, spelling, trial_command, typed_switch
+from zerotune.trial_lib.inputs.program_code import leading_imports, module_file
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.inputs.yaml_document import read_yaml
+from zerotune.trial_lib.launch.processes.jit_builds import NAMED, OWN
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.orders import SPEC_VARIABLE
+from zerotune.trial_lib.messages.turned import COMPILE_PLACES, COMPILER, is_turned
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.records.switches import (
+    PROGRAM,
+    SwitchValue,
+    is_option,
+    is_switch,
+    own_switches,
+    place_of,
+    text_of,
+)
+from zerotune.trial_lib.study.folder import can_be_written, data_folder
+from zerotune.trial_lib.study.followed import rewrapped
 
 # The user's program as a study knows it: from the experiment, and from the profile trial.
 

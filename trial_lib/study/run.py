@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 
 from filelock import FileLock
 
-from trial_lib.records.folders import DrivenFolder, RunRecord, StudyRecord, StudyStatus, whereabouts_of
-from trial_lib.study.folder import INTERRUPTED, FolderError, file_logger, hold_lock, with_own_id, write_record
-from trial_lib.tracking.sync import FullExperimentSync, StudySync, Tracker
+from zerotune.trial_lib.records.folders import DrivenFolder, RunRecord, StudyRecord, StudyStatus, whereabouts_of
+from zerotune.trial_lib.study.folder import INTERRUPTED, FolderError, file_logger, hold_lock, with_own_id, write_record
+from zerotune.trial_lib.tracking.sync import FullExperimentSync, StudySync, Tracker
 
 _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow did not answer

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
-from trial_lib.deepspeed_config.rules import broken_rules
-from trial_lib.device.base import available_bytes
-from trial_lib.device.this_host import kind_of
-from trial_lib.launch.place import Place
-from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult, cause_of, without_log
-from trial_lib.records.units import bytes_shown
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.budgets import RESERVE, HostMemory, MemoryBasis
-from trial_lib.study.folder import FolderError, check_end, check_room, folder_error_told
-from trial_lib.study.history import Asked, AskedSweep, Event, Proposal, Told, Withdrawn
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.deepspeed_config.rules import broken_rules
+from zerotune.trial_lib.device.base import available_bytes
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.launch.place import Place
+from zerotune.trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult, cause_of, without_log
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.budgets import RESERVE, HostMemory, MemoryBasis
+from zerotune.trial_lib.study.folder import FolderError, check_end, check_room, folder_error_told
+from zerotune.trial_lib.study.history import Asked, AskedSweep, Event, Proposal, Told, Withdrawn
+from zerotune.trial_lib.study.setup import StudySetup
 
 WorkEnd = TrialResult | Withdrawn  # the end of a trial: its result, or the withdrawal of a size of a sweep
 

@@ -8,24 +8,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import kind_of, this_host
-from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.launch.device_watch import company_now
-from trial_lib.launch.hosts import HostfileStarter, spanned
-from trial_lib.launch.locks import host_lock_dir, own_folder
-from trial_lib.launch.place import Place
-from trial_lib.launch.starters import ColdStarter, WarmStarter
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import STUDIES, StudyPaths
-from trial_lib.records.switches import place_of
-from trial_lib.search.methods import METHODS, Method
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.folder import new_id
-from trial_lib.study.followed import Followed, followed
-from trial_lib.study.program import environment_of, interpreter_of, leading_imports_of
-from trial_lib.study.typed_command import devices_of, read_command
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import kind_of, this_host
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.launch.device_watch import company_now
+from zerotune.trial_lib.launch.hosts import HostfileStarter, spanned
+from zerotune.trial_lib.launch.locks import host_lock_dir, own_folder
+from zerotune.trial_lib.launch.place import Place
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import STUDIES, StudyPaths
+from zerotune.trial_lib.records.switches import place_of
+from zerotune.trial_lib.search.methods import METHODS, Method
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.folder import new_id
+from zerotune.trial_lib.study.followed import Followed, followed
+from zerotune.trial_lib.study.program import environment_of, interpreter_of, leading_imports_of
+from zerotune.trial_lib.study.typed_command import devices_of, read_command
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bo
             remedy="Leave it out, and train by the command in best_command.txt.",
         )
     connect_to_ray(ray_address)
-    from trial_lib.launch import ray_cluster
+    from zerotune.trial_lib.launch import ray_cluster
 
     resource = ray_cluster.kind_of_slots()
     ray_cluster.share_of(experiment.config.resources.slots_per_trial, resource, experiment.source)
@@ -174,7 +174,7 @@ def connect_to_ray(address: str) -> None:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         # Other studies do not need Ray.
-        from trial_lib.launch.ray_cluster import connect
+        from zerotune.trial_lib.launch.ray_cluster import connect
 
         connect(address)
     finally:
@@ -207,8 +207,8 @@ def starter_of(
 
 def cluster_of(setup: StudySetup, ops: Sequence[str], note: Callable[[str], None]) -> Place:
     """The Ray cluster that this process is connected to. The starters of its hosts start in the background."""
-    from trial_lib.launch.ray_cluster import RayPlace, share_of
-    from trial_lib.launch.ray_host import HostSetup
+    from zerotune.trial_lib.launch.ray_cluster import RayPlace, share_of
+    from zerotune.trial_lib.launch.ray_host import HostSetup
 
     builders, ahead = _loaded_ops(setup, ops)
     on_host = HostSetup(

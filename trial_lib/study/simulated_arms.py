@@ -8,25 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
-from trial_lib.device.this_host import kind_of
-from trial_lib.launch.rank_starter import EndableStarter, RankStarter
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.arm_bytes import foreseen_arm
-from trial_lib.plan.arm_work import cheapest_first, file_word, micro_batches_of_a_run
-from trial_lib.plan.arms import PlanArm, SwitchValues, own_label, planned_arms, run_overrides
-from trial_lib.plan.simulation import Pretended, simulate
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import ProgramProfile
-from trial_lib.records.switches import deepspeed_part, switches_of
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.arms import RequestedKnob
-from trial_lib.search.zero_settings import ArmKey, arm_key
-from trial_lib.study.open_plan import written_program
-from trial_lib.study.open_search import keep_arms
-from trial_lib.study.program import KnownProgram, varied_options
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.launch.rank_starter import EndableStarter, RankStarter
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.arm_bytes import foreseen_arm
+from zerotune.trial_lib.plan.arm_work import cheapest_first, file_word, micro_batches_of_a_run
+from zerotune.trial_lib.plan.arms import PlanArm, SwitchValues, own_label, planned_arms, run_overrides
+from zerotune.trial_lib.plan.simulation import Pretended, simulate
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.records.switches import deepspeed_part, switches_of
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.arms import RequestedKnob
+from zerotune.trial_lib.search.zero_settings import ArmKey, arm_key
+from zerotune.trial_lib.study.open_plan import written_program
+from zerotune.trial_lib.study.open_search import keep_arms
+from zerotune.trial_lib.study.program import KnownProgram, varied_options
+from zerotune.trial_lib.study.setup import StudySetup
 
 # The runs beside the profile trial
 

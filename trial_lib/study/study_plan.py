@@ -9,26 +9,26 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import ranks_of_a_replica
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.device.base import Host
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import OWNERS_FILE, make_own_folder, write_whole
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.arm_bytes import foreseen_arm
-from trial_lib.plan.arms import check_groups
-from trial_lib.plan.devices import Cluster, DeviceFigures, own_kind
-from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord, kept_runs, wider_runs
-from trial_lib.plan.scaling import ArmRuns
-from trial_lib.plan.step_time import flops_per_sample
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import ModelProfile
-from trial_lib.records.switches import switches_of, unforeseen_switches
-from trial_lib.records.units import bytes_shown
-from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.base import ExpectedArm, key_in_plan
-from trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
-from trial_lib.study.folder import read_record_file
+from zerotune.trial_lib.deepspeed_config.layout import ranks_of_a_replica
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import OWNERS_FILE, make_own_folder, write_whole
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.arm_bytes import foreseen_arm
+from zerotune.trial_lib.plan.arms import check_groups
+from zerotune.trial_lib.plan.devices import Cluster, DeviceFigures, own_kind
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord, kept_runs, wider_runs
+from zerotune.trial_lib.plan.scaling import ArmRuns
+from zerotune.trial_lib.plan.step_time import flops_per_sample
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.records.switches import switches_of, unforeseen_switches
+from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.search.allocations import ForeseenArm
+from zerotune.trial_lib.search.base import ExpectedArm, key_in_plan
+from zerotune.trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
+from zerotune.trial_lib.study.folder import read_record_file
 
 # The file of a plan that a study begins with, and its copy in the study's folder.
 

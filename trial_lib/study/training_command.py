@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
     TRAIN_BATCH,
@@ -19,18 +19,18 @@ from trial_lib.deepspeed_config.overrides import (
     difference,
     with_open_batch,
 )
-from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
-from trial_lib.inputs.entrypoint import split_flag
-from trial_lib.inputs.launchers import launcher_named, launcher_of
-from trial_lib.inputs.places import FileTarget, in_wrapper, trial_command, without_option
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.words import ASSIGNMENT, split_command
-from trial_lib.inputs.yaml_document import written_yaml
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_all, write_whole
-from trial_lib.messages.secrets import redact
-from trial_lib.messages.turned import (
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
+from zerotune.trial_lib.inputs.entrypoint import split_flag
+from zerotune.trial_lib.inputs.launchers import launcher_named, launcher_of
+from zerotune.trial_lib.inputs.places import FileTarget, in_wrapper, trial_command, without_option
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.inputs.words import ASSIGNMENT, split_command
+from zerotune.trial_lib.inputs.yaml_document import written_yaml
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import write_all, write_whole
+from zerotune.trial_lib.messages.secrets import redact
+from zerotune.trial_lib.messages.turned import (
     ATTENTION,
     CHECKPOINTING,
     COMPILE,
@@ -43,13 +43,13 @@ from trial_lib.messages.turned import (
     WORKERS,
     turned_among,
 )
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import ProgramProfile
-from trial_lib.records.switches import PROGRAM, SwitchValue, deepspeed_part
-from trial_lib.search.knobs import STAGE, get_knob
-from trial_lib.study.followed import rewrapped, wrapped_command
-from trial_lib.study.program import KnownProgram, interpreter_of, variables_of
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.records.switches import PROGRAM, SwitchValue, deepspeed_part
+from zerotune.trial_lib.search.knobs import STAGE, get_knob
+from zerotune.trial_lib.study.followed import rewrapped, wrapped_command
+from zerotune.trial_lib.study.program import KnownProgram, interpreter_of, variables_of
+from zerotune.trial_lib.study.setup import StudySetup
 
 # The experiment with the winner's switches in its command, for a training at full length.
 

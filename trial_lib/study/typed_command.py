@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from trial_lib.device.base import Host
-from trial_lib.device.nvml import VARIABLE
-from trial_lib.device.this_host import kind_of, this_host
-from trial_lib.inputs.config import MappedKey, Resources
-from trial_lib.inputs.entrypoint import Entrypoint
-from trial_lib.inputs.launchers import is_environment_from, launcher_named, launcher_of, python_programs
-from trial_lib.inputs.places import MAPPING_TARGET, PLACES
-from trial_lib.inputs.read_experiment import Experiment, experiment_of
-from trial_lib.inputs.words import ASSIGNMENT
-from trial_lib.inputs.yaml_document import YamlDocument
-from trial_lib.messages.errors import InputError
-from trial_lib.records.switches import PROGRAM
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.nvml import VARIABLE
+from zerotune.trial_lib.device.this_host import kind_of, this_host
+from zerotune.trial_lib.inputs.config import MappedKey, Resources
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint
+from zerotune.trial_lib.inputs.launchers import is_environment_from, launcher_named, launcher_of, python_programs
+from zerotune.trial_lib.inputs.places import MAPPING_TARGET, PLACES
+from zerotune.trial_lib.inputs.read_experiment import Experiment, experiment_of
+from zerotune.trial_lib.inputs.words import ASSIGNMENT
+from zerotune.trial_lib.inputs.yaml_document import YamlDocument
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.switches import PROGRAM
 
 _WHERE = "the command"
 

@@ -12,13 +12,20 @@ from typing import Any
 
 import yaml
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
-from trial_lib.inputs.known_secrets import sent_command, sent_document
-from trial_lib.messages.secrets import redact
-from trial_lib.plan.answer import fewest_sentence
-from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange, PlannedTrials, PlanPaths, PlanRecord
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.folders import (
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
+from zerotune.trial_lib.inputs.known_secrets import sent_command, sent_document
+from zerotune.trial_lib.messages.secrets import redact
+from zerotune.trial_lib.plan.answer import fewest_sentence
+from zerotune.trial_lib.plan.plan_record import (
+    PlannedArm,
+    PlannedDevices,
+    PlannedRange,
+    PlannedTrials,
+    PlanPaths,
+    PlanRecord,
+)
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.folders import (
     FullExperimentPaths,
     FullExperimentRecord,
     StudyPaths,
@@ -26,12 +33,12 @@ from trial_lib.records.folders import (
     StudyStatus,
     TrialPaths,
 )
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialDevice, TrialResult
-from trial_lib.records.step_account import StepAccount
-from trial_lib.records.switches import AS_TYPED, PROGRAM, path_of, switches_of
-from trial_lib.records.units import NO_GAIN, bytes_shown, gain_line
-from trial_lib.search.catalogue import KNOBS
-from trial_lib.search.knobs import get_knob
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialDevice, TrialResult
+from zerotune.trial_lib.records.step_account import StepAccount
+from zerotune.trial_lib.records.switches import AS_TYPED, PROGRAM, path_of, switches_of
+from zerotune.trial_lib.records.units import NO_GAIN, bytes_shown, gain_line
+from zerotune.trial_lib.search.catalogue import KNOBS
+from zerotune.trial_lib.search.knobs import get_knob
 
 # The Markdown description of the run of a study, a trial or a full experiment. The answer comes first.
 

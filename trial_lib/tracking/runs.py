@@ -16,11 +16,19 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
-from trial_lib.inputs.known_secrets import KnownSecrets, sent_document, sent_text
-from trial_lib.messages.files import OWNERS_FILE, OWNERS_FOLDER, make_own
-from trial_lib.messages.orders import modules_in
-from trial_lib.tracking.run_content import IDS, KIND, PARAM_CHARACTERS, RECORD_ID, TAG_CHARACTERS, RunContent, cut
-from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, sent_document, sent_text
+from zerotune.trial_lib.messages.files import OWNERS_FILE, OWNERS_FOLDER, make_own
+from zerotune.trial_lib.messages.orders import modules_in
+from zerotune.trial_lib.tracking.run_content import (
+    IDS,
+    KIND,
+    PARAM_CHARACTERS,
+    RECORD_ID,
+    TAG_CHARACTERS,
+    RunContent,
+    cut,
+)
+from zerotune.trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 
 # Removes known secrets from the content of runs, and from the copies of files that MLflow gets.
 

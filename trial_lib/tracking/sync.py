@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.messages.files import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
-from trial_lib.plan.plan_record import PlanPaths, PlanRecord
-from trial_lib.records.folders import (
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.messages.files import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
+from zerotune.trial_lib.plan.plan_record import PlanPaths, PlanRecord
+from zerotune.trial_lib.records.folders import (
     FullExperimentPaths,
     FullExperimentRecord,
     StudyPaths,
@@ -29,9 +29,9 @@ from trial_lib.records.folders import (
     TrialPaths,
     work_dir_of,
 )
-from trial_lib.records.result import SEARCH_METRICS
-from trial_lib.records.switches import path_of
-from trial_lib.tracking.run_content import (
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.records.switches import path_of
+from zerotune.trial_lib.tracking.run_content import (
     ACCUMULATION_PARAM,
     FULL_EXPERIMENT,
     MICRO_BATCH_PARAM,
@@ -49,8 +49,8 @@ from trial_lib.tracking.run_content import (
     study_content,
     trial_content,
 )
-from trial_lib.tracking.runs import SENT, Runs, milliseconds
-from trial_lib.tracking.tracking_uri import run_page, trials_page, ways_to, without_password
+from zerotune.trial_lib.tracking.runs import SENT, Runs, milliseconds
+from zerotune.trial_lib.tracking.tracking_uri import run_page, trials_page, ways_to, without_password
 
 # The view in which MLflow's pages show a study's trials: which runs, in what order, with which columns and charts.
 

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import ARTIFACTS, STORE
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import ARTIFACTS, STORE
 
 _VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"

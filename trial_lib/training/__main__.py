@@ -1,16 +1,21 @@
-"""One rank of a trial class: `python -m trial_lib.training SPEC.json`, in the model directory."""
+"""One rank of a trial class: `python -m zerotune.trial_lib.training SPEC.json`, in the model directory."""
 
 import importlib
 import os
 import sys
 from pathlib import Path
 
-from trial_lib.messages.orders import NextSize, TrainingSpec, read_training_spec
-from trial_lib.training.context import DeepSpeedTrialContext
-from trial_lib.training.data import seed_everything
-from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError, join_process_group, rank_device
-from trial_lib.training.loop import train_built
+from zerotune.trial_lib.messages.orders import NextSize, TrainingSpec, read_training_spec
+from zerotune.trial_lib.training.context import DeepSpeedTrialContext
+from zerotune.trial_lib.training.data import seed_everything
+from zerotune.trial_lib.training.deepspeed_trial import DeepSpeedTrial
+from zerotune.trial_lib.training.distributed import (
+    DistributedContext,
+    InvalidTrialError,
+    join_process_group,
+    rank_device,
+)
+from zerotune.trial_lib.training.loop import train_built
 
 
 def main(arguments: list[str]) -> None:
@@ -48,7 +53,7 @@ def load_class(name: str) -> type[DeepSpeedTrial]:
     found = getattr(importlib.import_module(module_name), class_name, None)
     if not (isinstance(found, type) and issubclass(found, DeepSpeedTrial)):
         raise InvalidTrialError(
-            f"{name} is {found!r}, no DeepSpeedTrial. Derive the class from trial_lib.DeepSpeedTrial."
+            f"{name} is {found!r}, no DeepSpeedTrial. Derive the class from zerotune.DeepSpeedTrial."
         )
     return found
 

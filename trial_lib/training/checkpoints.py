@@ -35,9 +35,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from trial_lib.messages.files import OWNERS_FOLDER, sync_folder, write_whole
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError, must_be_seen, on_rank_0
-from trial_lib.training.model_parallel import is_pipeline
+from zerotune.trial_lib.messages.files import OWNERS_FOLDER, sync_folder, write_whole
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError, must_be_seen, on_rank_0
+from zerotune.trial_lib.training.model_parallel import is_pipeline
 
 # The files of a checkpoint: their list, writing them to the disk, and whether they are still intact.
 

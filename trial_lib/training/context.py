@@ -8,12 +8,17 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.overrides import sequence_parallel_size
-from trial_lib.messages.orders import TrainingSpec, UnitLength
-from trial_lib.training import model_parallel
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError, move_to
-from trial_lib.training.metrics import MetricReducer, Reducers
-from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit, sequence_unit
+from zerotune.trial_lib.deepspeed_config.overrides import sequence_parallel_size
+from zerotune.trial_lib.messages.orders import TrainingSpec, UnitLength
+from zerotune.trial_lib.training import model_parallel
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError, move_to
+from zerotune.trial_lib.training.metrics import MetricReducer, Reducers
+from zerotune.trial_lib.training.model_parallel import (
+    ModelParallelUnit,
+    data_parallel_unit,
+    pipeline_unit,
+    sequence_unit,
+)
 
 # Hyperparameters as a dict with attributes.
 
@@ -332,7 +337,7 @@ class DeepSpeedTrialContext:
         self.accumulates_automatically = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allows other loaders than `trial_lib.DataLoader`, with their own shuffling and sharding."""
+        """Allows other loaders than `zerotune.DataLoader`, with their own shuffling and sharding."""
         self.checks_loaders = False
 
     def wrap_reducer(

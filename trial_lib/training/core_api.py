@@ -23,12 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trial_lib.messages.folders import StopRequest
-from trial_lib.messages.orders import TrainingSpec, training_spec_of_this_rank
-from trial_lib.training.checkpoints import CheckpointStore, write_end
-from trial_lib.training.context import AttrDict
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
-from trial_lib.training.metrics import Recorder
+from zerotune.trial_lib.messages.folders import StopRequest
+from zerotune.trial_lib.messages.orders import TrainingSpec, training_spec_of_this_rank
+from zerotune.trial_lib.training.checkpoints import CheckpointStore, write_end
+from zerotune.trial_lib.training.context import AttrDict
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.training.metrics import Recorder
 
 # The progress of a Core API program, and its record.
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Sampler
 
-from trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 # The samples that a replica reads, and their random states: functions of (seed, epoch, place), of nothing else.
 

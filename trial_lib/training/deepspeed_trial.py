@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from trial_lib.training.context import DeepSpeedTrialContext
-from trial_lib.training.data import TorchData
-from trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.training.context import DeepSpeedTrialContext
+from zerotune.trial_lib.training.data import TorchData
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 
 class PyTorchCallback:
@@ -182,7 +182,7 @@ class DeepSpeedTrial(ABC):
 
     @abstractmethod
     def build_training_data_loader(self) -> Any:
-        """The training data: a `trial_lib.DataLoader` with batches of `context.train_micro_batch_size_per_gpu`.
+        """The training data: a `zerotune.DataLoader` with batches of `context.train_micro_batch_size_per_gpu`.
 
         Another kind of loader is refused unless `context.disable_dataset_reproducibility_checks()` was called. The
         method runs on the ranks that build loaders. With pipeline parallelism these are the first and the last stage.

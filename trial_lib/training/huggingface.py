@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.training.core_api import Context, SearcherOperation, get_cluster_info
+from zerotune.trial_lib.training.core_api import Context, SearcherOperation, get_cluster_info
 
 try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise ImportError(
-        f"trial_lib.training.huggingface needs transformers ({error}): "
+        f"zerotune.trial_lib.training.huggingface needs transformers ({error}): "
         "type `pip install '.[hf]'` in ZeroTune's repository."
     ) from error
 

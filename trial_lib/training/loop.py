@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.overrides import replicas_of
-from trial_lib.messages.orders import TrainingSpec
-from trial_lib.training.checkpoints import (
+from zerotune.trial_lib.deepspeed_config.overrides import replicas_of
+from zerotune.trial_lib.messages.orders import TrainingSpec
+from zerotune.trial_lib.training.checkpoints import (
     Checkpoint,
     CheckpointStore,
     load_rank_state,
@@ -18,11 +18,11 @@ from trial_lib.training.checkpoints import (
     save_rank_state,
     write_end,
 )
-from trial_lib.training.context import DeepSpeedTrialContext, Pace
-from trial_lib.training.data import DataLoader, capture, custom_iterator, restore, seed_everything
-from trial_lib.training.deepspeed_trial import Callbacks, DeepSpeedTrial
-from trial_lib.training.distributed import InvalidTrialError
-from trial_lib.training.metrics import MetricAverager, Recorder, as_metrics, detached
+from zerotune.trial_lib.training.context import DeepSpeedTrialContext, Pace
+from zerotune.trial_lib.training.data import DataLoader, capture, custom_iterator, restore, seed_everything
+from zerotune.trial_lib.training.deepspeed_trial import Callbacks, DeepSpeedTrial
+from zerotune.trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.training.metrics import MetricAverager, Recorder, as_metrics, detached
 
 # The data loaders of a trial, and their data for the loop.
 
@@ -128,10 +128,10 @@ def _checked(build: Callable[[], Any], context: DeepSpeedTrialContext) -> Any:
     if isinstance(loader, DataLoader) or (not context.checks_loaders and hasattr(loader, "__iter__")):
         return loader
     if loader is None or not hasattr(loader, "__iter__"):
-        raise InvalidTrialError(f"{build.__name__} returned {loader!r}, not a loader. Return a trial_lib.DataLoader.")
+        raise InvalidTrialError(f"{build.__name__} returned {loader!r}, not a loader. Return a zerotune.DataLoader.")
     raise InvalidTrialError(
         f"{build.__name__} returned a {type(loader).__module__}.{type(loader).__name__}, which neither shuffles "
-        "reproducibly nor shards as the training does. Return a trial_lib.DataLoader, or call "
+        "reproducibly nor shards as the training does. Return a zerotune.DataLoader, or call "
         "context.disable_dataset_reproducibility_checks() in __init__ and see to both yourself."
     )
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trial_lib.messages.files import append
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.messages.files import append
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
 def as_metrics(returned: Any, where: str) -> dict[str, Any]:

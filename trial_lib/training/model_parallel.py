@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
 @dataclass(frozen=True, init=False)

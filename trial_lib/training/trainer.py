@@ -6,12 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from trial_lib.messages.orders import TrainingSpec, UnitLength, training_spec_of_this_rank
-from trial_lib.training.context import DeepSpeedTrialContext
-from trial_lib.training.data import seed_everything
-from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError, join_process_group, rank_device
-from trial_lib.training.loop import train_built
+from zerotune.trial_lib.messages.orders import TrainingSpec, UnitLength, training_spec_of_this_rank
+from zerotune.trial_lib.training.context import DeepSpeedTrialContext
+from zerotune.trial_lib.training.data import seed_everything
+from zerotune.trial_lib.training.deepspeed_trial import DeepSpeedTrial
+from zerotune.trial_lib.training.distributed import (
+    DistributedContext,
+    InvalidTrialError,
+    join_process_group,
+    rank_device,
+)
+from zerotune.trial_lib.training.loop import train_built
 
 
 @dataclass(frozen=True)

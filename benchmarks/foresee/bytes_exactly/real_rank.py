@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.simulate.engine_moments import PATCHES, EngineMoments, name_gradients, name_kinds
-from trial_lib.plan.simulate.logs import MemoryLog, OperationLog
-from trial_lib.rank.interception import intercept
-from trial_lib.rank.patching import install
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.user_program import run_program
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.simulate.engine_moments import PATCHES, EngineMoments, name_gradients, name_kinds
+from zerotune.trial_lib.plan.simulate.logs import MemoryLog, OperationLog
+from zerotune.trial_lib.rank.interception import intercept
+from zerotune.trial_lib.rank.patching import install
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.user_program import run_program
 
 
 class RealTensors(TorchDispatchMode):

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.rank_starter import Program
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
-from trial_lib.messages.shared_segments import BUFFERS, FOLDER
-from trial_lib.plan.arm_work import micro_batches_of_a_run
-from trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from zerotune.trial_lib.messages.shared_segments import BUFFERS, FOLDER
+from zerotune.trial_lib.plan.arm_work import micro_batches_of_a_run
+from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "foresee_bytes_exactly.json"

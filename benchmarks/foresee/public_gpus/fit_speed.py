@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, read_rows
 from benchmarks.foresee.public_gpus.speed import groups, left_out, runs_of, timed, wide_key
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.devices import CONSTANTS, Constant, Efficiencies
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.devices import CONSTANTS, Constant, Efficiencies
 
 PRIOR = Efficiencies(
     matmul=Constant(0.7, 0.25),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram
-from trial_lib.messages import orders
-from trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
+from zerotune.trial_lib.messages import orders
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
 
 CACHE = Path(os.environ.get("FORESEEN_ROWS") or Path.home() / ".cache" / "zerotune" / "foreseen_rows")
 """The variable `FORESEEN_ROWS` puts it elsewhere."""
@@ -35,8 +35,8 @@ _IMPORTS = (
     "deepspeed",
     "deepspeed.runtime.zero.muon.original_muon",
     "transformers",
-    "trial_lib.plan.simulate.engine",
-    "trial_lib.plan.simulate.rank",
+    "zerotune.trial_lib.plan.simulate.engine",
+    "zerotune.trial_lib.plan.simulate.rank",
 )
 _TRAINING = Path(__file__).with_name("row_training.py")
 
@@ -141,7 +141,7 @@ def _become_the_rank(order: ForeseeOrder, program: RowProgram, place: Path) -> N
     os.dup2(output, 2)
     import torch
 
-    from trial_lib.plan.simulate.rank import run
+    from zerotune.trial_lib.plan.simulate.rank import run
 
     # Else torch runs the backward pass in a thread of its own, and a fork has no modes there.
     torch._C._set_multithreading_enabled(False)

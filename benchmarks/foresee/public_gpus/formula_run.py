@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.foresee.public_gpus.model_of_row import RowProgram, program_of
-from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
+from zerotune.trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
 
 _KIND = {name: index for index, name in enumerate(OPERATIONS)}
 DTYPES = ("bfloat16", "float16", "float32", "int64")

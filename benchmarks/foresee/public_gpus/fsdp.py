@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.foresee.public_gpus.model_of_row import RowProgram
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Storage
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Storage
 
 _FORWARD, _BACKWARD = MOMENTS.index("forward"), MOMENTS.index("backward")
 _BUFFER, _GRADIENT, _OPTIMIZER = (KINDS.index(kind) for kind in ("buffer", "gradient", "optimizer"))

@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.foresee.public_gpus import memory, row_bytes, row_runs, speed
 from benchmarks.foresee.public_gpus.foreseen_rows import store_of
 from benchmarks.foresee.public_gpus.model_of_row import read_rows
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.devices import Efficiencies
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.devices import Efficiencies
 
 _MINUTES = 60.0
 # Name, results' part, figure, bar, and whether the bar is the least.

@@ -16,8 +16,8 @@ from benchmarks.foresee.public_gpus.model_of_row import ROWS, is_decided, lacks,
 from benchmarks.foresee.public_gpus.row_bytes import RowBytes
 from benchmarks.foresee.public_gpus.row_device import capacity, outside
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
-from trial_lib.plan.device_memory import LiveBytes
-from trial_lib.plan.fits import (
+from zerotune.trial_lib.plan.device_memory import LiveBytes
+from zerotune.trial_lib.plan.fits import (
     GIB,
     GROWS,
     PIECES_ERROR,
@@ -28,7 +28,7 @@ from trial_lib.plan.fits import (
     interval,
     peak_interval,
 )
-from trial_lib.search.budgets import Uncertain
+from zerotune.trial_lib.search.budgets import Uncertain
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_memory.json"
 

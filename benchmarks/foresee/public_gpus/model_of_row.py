@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.foresee.public_gpus.row_facts import facts_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES, rows_of
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.errors import InputError
 
 ROWS = Path(__file__).parent / "rows.jsonl"
 

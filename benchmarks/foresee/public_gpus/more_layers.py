@@ -8,8 +8,8 @@ ends, so the bytes of reductions follow from the parameters.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trial_lib.messages.foreseen_run import MOMENTS, ForeseenRun, Moment, Operation
-from trial_lib.plan.step_time import kind_of
+from zerotune.trial_lib.messages.foreseen_run import MOMENTS, ForeseenRun, Moment, Operation
+from zerotune.trial_lib.plan.step_time import kind_of
 
 _MARKS = ("matmul", "attention", "whole_attention", "norm")
 _REDUCED = ("all_reduce", "reduce_scatter", "to_host")

@@ -19,10 +19,10 @@ from benchmarks.foresee.public_gpus.fsdp import adjusted
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_device import allocator, capability, room
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun
-from trial_lib.plan.device_memory import least_reserved, live_bytes, replay
-from trial_lib.plan.fits import workspaces
-from trial_lib.plan.scaling import divided_anew
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun
+from zerotune.trial_lib.plan.device_memory import least_reserved, live_bytes, replay
+from zerotune.trial_lib.plan.fits import workspaces
+from zerotune.trial_lib.plan.scaling import divided_anew
 
 _UPDATE, _TEMPORARY = "update", KINDS.index("temporary")
 # The default of `sub_group_size` (deepspeed/runtime/zero/config.py, 0.19.8).

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.foresee.public_gpus.row_device import device_of
-from trial_lib.plan.devices import Cluster, DeviceFigures
+from zerotune.trial_lib.plan.devices import Cluster, DeviceFigures
 
 _STATED = re.compile(r"(?:(\d+) x )?(\d+) Gbit/s.*?per (GPU|(?:\d+-GPU )?node)")
 _BYTES = 1e9 / 8

@@ -6,10 +6,10 @@ from functools import lru_cache
 from typing import Any
 
 from benchmarks.foresee.public_gpus.model_of_row import RowProgram
-from trial_lib.plan.device_memory import AllocatorSettings
-from trial_lib.plan.devices import DeviceFigures, known_devices
-from trial_lib.plan.fits import CONTEXT, CONTEXT_OF_ALL_KERNELS, GIB, outside_pytorch
-from trial_lib.search.budgets import Uncertain
+from zerotune.trial_lib.plan.device_memory import AllocatorSettings
+from zerotune.trial_lib.plan.devices import DeviceFigures, known_devices
+from zerotune.trial_lib.plan.fits import CONTEXT, CONTEXT_OF_ALL_KERNELS, GIB, outside_pytorch
+from zerotune.trial_lib.search.budgets import Uncertain
 
 # How the names of devices end that are not on a maker's own board.
 _BOARDS = "pcie", "nvl"

@@ -18,9 +18,9 @@ from typing import Any
 from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known, sized, store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, read_rows
 from benchmarks.foresee.public_gpus.more_layers import with_layers
-from trial_lib.messages.foreseen_run import MOMENTS, ForeseenRun, Moment, Operation
-from trial_lib.plan.scaling import at_size, at_world
-from trial_lib.plan.step_time import step_of
+from zerotune.trial_lib.messages.foreseen_run import MOMENTS, ForeseenRun, Moment, Operation
+from zerotune.trial_lib.plan.scaling import at_size, at_world
+from zerotune.trial_lib.plan.step_time import step_of
 
 STORE = Path(__file__).with_name("row_runs.json.xz")
 _FEW = 4

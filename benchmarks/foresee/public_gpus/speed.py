@@ -21,9 +21,9 @@ from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, has_no
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.foresee.public_gpus.row_runs import STORE, run_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.devices import CONSTANTS, Cluster, Efficiencies
-from trial_lib.plan.step_time import PlannedStep, model_flops, planned_step
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.devices import CONSTANTS, Cluster, Efficiencies
+from zerotune.trial_lib.plan.step_time import PlannedStep, model_flops, planned_step
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed.json"
 BARS = {"rank_correlation": 0.8, "lost_by_first_choice": 0.05}

@@ -4,7 +4,7 @@ import deepspeed
 import torch
 from llama import Llama, Shape
 
-from trial_lib import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
+from zerotune import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
 
 
 class LlamaTrial(DeepSpeedTrial):

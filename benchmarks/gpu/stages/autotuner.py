@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu.in_process import open_study, run_to_answer
 from benchmarks.gpu.kit import Kit
 from benchmarks.peer_deepspeed_autotuner import run as peer
-from trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.arguments import StudyArguments
 
 TRIALS = 8
 WHOLE = ("prefect", "mlflow", "optuna")

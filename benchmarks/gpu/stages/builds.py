@@ -4,8 +4,8 @@ import statistics
 import time
 
 from benchmarks.gpu.kit import Kit
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import TrialResult
 
 ONE_STEP = StepWindow(start_step=1, end_step=1, max_steps=1)
 TO_FIRST_STEP = ("start", "import", "initialize", "first_step")

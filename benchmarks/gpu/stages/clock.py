@@ -5,8 +5,8 @@ import statistics
 from typing import Any
 
 from benchmarks.gpu.kit import Kit, Shape
-from trial_lib.device.this_host import kind_of
-from trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.messages.orders import StepWindow
 
 # Of the training's time, by the geometric mean of the pairs, beside twice their standard error.
 MOST_OFF = 0.02

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.gpu.kit import GIB, Kit
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 MIB = 2**20
 

@@ -4,9 +4,9 @@ import sys
 from dataclasses import asdict
 
 from benchmarks.gpu.kit import Kit
-from trial_lib.device.this_host import kind_of
-from trial_lib.doctor import environment_report, tried_devices
-from trial_lib.launch.processes.rank_process import NUMBER
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.doctor import environment_report, tried_devices
+from zerotune.trial_lib.launch.processes.rank_process import NUMBER
 
 # What a driver keeps of a card's memory for itself, at most.
 LEAST_SHARE = 0.95
@@ -30,8 +30,8 @@ AS_IN_THE_FORK_SERVER = {NUMBER: "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # What the fork server does before it forks, one by one.
 FORKS = """
 import json, os, sys
-from trial_lib.launch.processes.environment_check import asked_by_a_child, count_by_a_child
-from trial_lib.launch.processes.fork_server import doubt
+from zerotune.trial_lib.launch.processes.environment_check import asked_by_a_child, count_by_a_child
+from zerotune.trial_lib.launch.processes.fork_server import doubt
 found = {"nothing": doubt()}
 sys.modules["mlflow"] = None
 import torch

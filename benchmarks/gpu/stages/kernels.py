@@ -4,8 +4,8 @@ import importlib.util
 
 from benchmarks.gpu.kit import Kit
 from benchmarks.gpu.models.llama import counted
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Purpose
 
 ELEVEN_STEPS = StepWindow(start_step=5, end_step=11, max_steps=11)
 MOST_OFF = 0.02

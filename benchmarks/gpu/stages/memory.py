@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from benchmarks.gpu.kit import GIB, Kit, Shape
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
-from trial_lib.search.methods import AdaptiveSettings
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize
+from zerotune.trial_lib.search.methods import AdaptiveSettings
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 SIZES = (1, 4, 16)

@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 from benchmarks.gpu.kit import Kit
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.loss_agreement import LossCourse, compare
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.loss_agreement import LossCourse, compare
 
 WINDOW = StepWindow(start_step=3, end_step=12, max_steps=12)
 FP16 = {"fp16": {"enabled": True}}

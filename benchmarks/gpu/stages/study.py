@@ -14,12 +14,12 @@ from typing import Any
 
 from benchmarks.gpu.in_process import StudyFailedError, open_study, run_to_answer
 from benchmarks.gpu.kit import MODELS, Kit, Shape
-from trial_lib.device.this_host import kind_of
-from trial_lib.launch.locks import host_lock_dir, reserved_port
-from trial_lib.launch.slots import held_slots
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.runner import seconds_of
+from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.launch.locks import host_lock_dir, reserved_port
+from zerotune.trial_lib.launch.slots import held_slots
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.runner import seconds_of
 
 # Of what is promised, by the median of the trainings.
 MOST_OFF = 0.05

@@ -5,8 +5,8 @@ import statistics
 from typing import Any
 
 from benchmarks.gpu.kit import Kit
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import TrialResult
 
 WINDOW = StepWindow(start_step=3, end_step=8, max_steps=20)
 MOST_OFF_TIME, MOST_OFF_PEAK = 0.05, 0.05

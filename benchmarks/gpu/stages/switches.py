@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.kit import Kit, Shape
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.orders import StepWindow
-from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE
+from zerotune.trial_lib.records.result import TrialResult
 
 WINDOW = StepWindow(start_step=3, end_step=12, max_steps=30)
 HUGGING_FACE = Path(__file__).resolve().parents[3] / "tests" / "programs" / "turned"

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from stopwatch import Stopwatch
 
-import trial_lib as det
+import zerotune as det
 from model import LanguageModel, Sentences
-from trial_lib import dsat
+from zerotune import dsat
 
 
 def validate(engine, held_out):

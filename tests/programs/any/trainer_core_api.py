@@ -5,10 +5,10 @@ import sys
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
 
-import trial_lib as det
+import zerotune as det
 from model import LENGTH, VOCABULARY, Sentences
-from trial_lib import dsat
-from trial_lib.training.huggingface import DetCallback
+from zerotune import dsat
+from zerotune.trial_lib.training.huggingface import DetCallback
 
 
 def collate(sentences):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
-from trial_lib import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
+from zerotune import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
 
 
 def samples(count: int, seed: int) -> TensorDataset:

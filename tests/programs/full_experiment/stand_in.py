@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from trial_lib.messages.orders import read_training_spec
-from trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.messages.orders import read_training_spec
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 spec = read_training_spec(Path(sys.argv[1]))
 print(f"pid {os.getpid()}", flush=True)

@@ -4,7 +4,7 @@ import deepspeed
 import torch
 from torch import nn
 
-from trial_lib import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
+from zerotune import DataLoader, DeepSpeedTrial, DeepSpeedTrialContext, get_ds_config_from_hparams
 
 VOCABULARY, LENGTH, HIDDEN, LAYERS = 384, 128, 256, 4
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from trial_lib import (
+from zerotune import (
     AttrDict,
     DataLoader,
     DeepSpeedTrial,

@@ -4,7 +4,7 @@ import deepspeed
 from torch import nn
 
 from model_def import Tiny
-from trial_lib import ModelParallelUnit
+from zerotune import ModelParallelUnit
 
 
 class SharesSamples(Tiny):

@@ -2,7 +2,7 @@
 
 import argparse
 
-import trial_lib as det
+import zerotune as det
 from model_def import Tiny
 
 parser = argparse.ArgumentParser()

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.deepspeed_config.overrides import BatchSizes, resolve_batch
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes, resolve_batch
+from zerotune.trial_lib.messages.errors import InputError
 
 SIZES = st.integers(min_value=1, max_value=64)
 

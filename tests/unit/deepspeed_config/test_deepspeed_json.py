@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import is_programs_own_name, read_deepspeed_json, read_named_config
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.deepspeed_config.overrides import is_programs_own_name, read_deepspeed_json, read_named_config
+from zerotune.trial_lib.messages.errors import InputError
 
 CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
 JSON = '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.refusals import Complaint, Refusal, complaints_in, sentence_of
+from zerotune.trial_lib.deepspeed_config.refusals import Complaint, Refusal, complaints_in, sentence_of
 
 # DeepSpeed 0.10 to 0.19, whose sections are of pydantic 2.
 PYDANTIC_2 = """\

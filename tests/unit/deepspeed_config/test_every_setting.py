@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import without_tuning_keys
-from trial_lib.inputs.search_space import read_search_space
-from trial_lib.messages.errors import InputError
-from trial_lib.search.catalogue import KNOBS, catalogues_name
-from trial_lib.search.knobs import STAGE
+from zerotune.trial_lib.deepspeed_config.overrides import without_tuning_keys
+from zerotune.trial_lib.inputs.search_space import read_search_space
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.search.catalogue import KNOBS, catalogues_name
+from zerotune.trial_lib.search.knobs import STAGE
 
 DOCS = Path(__file__).parents[3] / "docs" / "settings.md"
 

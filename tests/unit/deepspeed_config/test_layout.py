@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.deepspeed_config.layout import (
+from zerotune.trial_lib.deepspeed_config.layout import (
     AUTOTP,
     LAYOUTS,
     PROGRAM,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.deepspeed_config.overrides import (
+from zerotune.trial_lib.deepspeed_config.overrides import (
     DEEPSPEED_KEYS,
     config_hash,
     difference,
@@ -18,7 +18,7 @@ from trial_lib.deepspeed_config.overrides import (
     overwrite_deepspeed_config,
     with_open_batch,
 )
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.errors import InputError
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 # `zero_optimization` has meanings of its own, and tests of them.
@@ -249,9 +249,11 @@ def test_a_file_that_cannot_be_opened_is_an_input_error(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("module", ["deepspeed_config.overrides", "messages.errors", "messages.orders"])
 def test_a_rank_needs_the_standard_library_only(module: str) -> None:
-    code = f"import sys, json; import trial_lib.{module}; print(json.dumps(sorted(sys.modules)))"
+    code = f"import sys, json; import zerotune.trial_lib.{module}; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.check_output([sys.executable, "-S", "-c", code], cwd=Path(__file__).parents[3]))
-    outside = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"trial_lib", "__main__"}
+    outside = (
+        {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"zerotune", "trial_lib", "__main__"}
+    )
     assert not outside
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config import rules
-from trial_lib.deepspeed_config.rules import broken_rules, processor_computes_fp16
+from zerotune.trial_lib.deepspeed_config import rules
+from zerotune.trial_lib.deepspeed_config.rules import broken_rules, processor_computes_fp16
 
 FP16 = {"train_batch_size": 1, "fp16": {"enabled": True}}
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, ModelShape
-from trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, ModelShape
+from zerotune.trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
 
 VALUES = st.recursive(
     st.none()

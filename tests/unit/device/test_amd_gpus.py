@@ -5,8 +5,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from trial_lib.device import cuda
-from trial_lib.device.this_host import kind_of, this_host
+from zerotune.trial_lib.device import cuda
+from zerotune.trial_lib.device.this_host import kind_of, this_host
 
 GIB = 2**30
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "DS_ACCELERATOR")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.cuda_variables import cuda_order
-from trial_lib.launch.processes import fork_server as priming
+from zerotune.trial_lib.device.cuda_variables import cuda_order
+from zerotune.trial_lib.launch.processes import fork_server as priming
 
 _SOURCE = r"""
 #include <stdlib.h>
@@ -60,7 +60,7 @@ def test_where_cuda_cannot_be_loaded_there_is_no_order(tmp_path: Path) -> None:
 
 _ASKS = """
 import ctypes, sys
-from trial_lib.launch.processes.fork_server import initialised_driver
+from zerotune.trial_lib.launch.processes.fork_server import initialised_driver
 print(initialised_driver())
 cuda = ctypes.CDLL(sys.argv[1])
 print(initialised_driver())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.device.data_sheets import multiplied_in, peak_flops, share_of
+from zerotune.trial_lib.device.data_sheets import multiplied_in, peak_flops, share_of
 
 NONE = None
 

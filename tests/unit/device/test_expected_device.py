@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trial_lib.rank import device
-from trial_lib.rank.device import OtherDeviceError, expect, require
+from zerotune.trial_lib.rank import device
+from zerotune.trial_lib.rank.device import OtherDeviceError, expect, require
 
 
 @pytest.fixture(autouse=True)

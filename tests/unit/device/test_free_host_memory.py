@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.base import available_bytes, kernel_kills
+from zerotune.trial_lib.device.base import available_bytes, kernel_kills
 
 GIB = 2**30
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trial_lib.device.cuda_variables import ARCHITECTURES, unread_architectures
-from trial_lib.rank.endings import named_refusal
+from zerotune.trial_lib.device.cuda_variables import ARCHITECTURES, unread_architectures
+from zerotune.trial_lib.rank.endings import named_refusal
 
 
 @pytest.mark.parametrize("value", ["", "9.0", "8.0;9.0+PTX", "7.5 8.6  9.0", "10.0; 12.0"])

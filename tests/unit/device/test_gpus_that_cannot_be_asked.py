@@ -4,9 +4,9 @@ import pynvml
 import pytest
 from nvml_fixtures import PretendGpu, pretend_gpus
 
-from trial_lib.device import cuda
-from trial_lib.device.this_host import kind_of, this_host
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.device import cuda
+from zerotune.trial_lib.device.this_host import kind_of, this_host
+from zerotune.trial_lib.messages.errors import InputError
 
 GIB = 2**30
 H100, A2000 = "NVIDIA H100 80GB HBM3", "NVIDIA RTX A2000"

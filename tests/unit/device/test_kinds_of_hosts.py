@@ -8,8 +8,8 @@ import pynvml
 import pytest
 from nvml_fixtures import PretendGpu, Process, pretend_gpus
 
-from trial_lib.device.base import DeviceState, Host, HostKind, Tenant
-from trial_lib.device.this_host import kind_called, kind_of, this_host
+from zerotune.trial_lib.device.base import DeviceState, Host, HostKind, Tenant
+from zerotune.trial_lib.device.this_host import kind_called, kind_of, this_host
 
 
 @pytest.fixture(params=["cpu", "cuda"])

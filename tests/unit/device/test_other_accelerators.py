@@ -5,9 +5,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from trial_lib.device import cpu, cuda
-from trial_lib.device.this_host import this_host
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.device import cpu, cuda
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.messages.errors import InputError
 
 
 class Machine:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.rank.device import CpuDevice, CudaDevice, Device, UnknownDeviceError, device_of
+from zerotune.trial_lib.rank.device import CpuDevice, CudaDevice, Device, UnknownDeviceError, device_of
 
 BLOCK = 256 * 2**20
 KINDS = [
@@ -20,7 +20,7 @@ KINDS = [
 ]
 TAKES_TOO_MUCH = """
 import sys, torch
-from trial_lib.rank.device import device_of
+from zerotune.trial_lib.rank.device import device_of
 
 device = torch.device(sys.argv[1])
 torch.ones(8, device=device)
@@ -104,7 +104,7 @@ def test_builds_are_spared_once_however_often_a_budget_is_set() -> None:
             sys.executable,
             "-c",
             "from torch.utils import cpp_extension\n"
-            "from trial_lib.rank.device import CpuDevice\n"
+            "from zerotune.trial_lib.rank.device import CpuDevice\n"
             "builds = set()\n"
             "for _ in range(3):\n"
             "    CpuDevice().limit(1 << 40)\n"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.doctor import Verdict, check_compiler, check_environment, check_locks, check_ops
-from trial_lib.launch.processes.environment_check import is_built
+from zerotune.trial_lib.doctor import Verdict, check_compiler, check_environment, check_locks, check_ops
+from zerotune.trial_lib.launch.processes.environment_check import is_built
 
 BUILT = {"built": True, "can_build": True, "why": ""}
 CAN = {"built": False, "can_build": True, "why": ""}
@@ -42,7 +42,7 @@ def test_ops_are_named_by_whether_they_are_built_and_a_missing_one_that_is_wante
     )
     check = check_ops(report(cpu_adam=CAN), wanted)
     assert check.verdict is Verdict.WARN
-    assert "python -m flows.prepare" in check.remedy
+    assert "python -m zerotune.flows.prepare" in check.remedy
     check = check_ops(report(cpu_adam=CANNOT, fused_adam=SILENT), ("fused_adam", *wanted))
     assert check.verdict is Verdict.FAIL
     assert check.remedy == f"fused_adam: DeepSpeed does not say why; cpu_adam: {CANNOT['why']}"

@@ -9,9 +9,9 @@ import pytest
 from nvml_fixtures import PretendGpu, Process, pretend_gpus
 from pydantic import TypeAdapter
 
-from trial_lib.device.base import DeviceCondition, Host
-from trial_lib.doctor import Check, DevicesFound, Verdict, check_accelerators, check_devices
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.device.base import DeviceCondition, Host
+from zerotune.trial_lib.doctor import Check, DevicesFound, Verdict, check_accelerators, check_devices
+from zerotune.trial_lib.messages.errors import InputError
 
 GIB = 2**30
 GPU = DevicesFound(Host("cuda", ["0", "1"], 80 * GIB), "580.1")

@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib import doctor
-from trial_lib.doctor import HOST_LOCKS as LOCKS
-from trial_lib.doctor import STUDIES, Verdict, check_clock, check_layers, check_shared_memory, check_write_access
-from trial_lib.messages import shared_segments
+from zerotune.trial_lib import doctor
+from zerotune.trial_lib.doctor import HOST_LOCKS as LOCKS
+from zerotune.trial_lib.doctor import (
+    STUDIES,
+    Verdict,
+    check_clock,
+    check_layers,
+    check_shared_memory,
+    check_write_access,
+)
+from zerotune.trial_lib.messages import shared_segments
 
 GIB = 2**30
 
@@ -120,7 +127,7 @@ def test_a_place_where_no_folder_of_locks_can_be_made_is_told(tmp_path: Path) ->
 def test_a_host_without_layers_is_a_warning_that_says_what_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trial_lib.doctor.layer_refusal", lambda folder: "Operation not permitted")
+    monkeypatch.setattr("zerotune.trial_lib.doctor.layer_refusal", lambda folder: "Operation not permitted")
     check = check_layers(tmp_path)
     assert check.verdict is Verdict.WARN
     assert "Operation not permitted" in check.said

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.doctor import Check, Verdict, check_mlflow
+from zerotune.trial_lib.doctor import Check, Verdict, check_mlflow
 
 _ASKED: list[str | None] = []
 

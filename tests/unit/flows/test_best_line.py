@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flows.tuning import best_line
+from zerotune.flows.tuning import best_line
 
 BEST = {"trial": 14, "label": "confirm-z1-mbs16", "value": 439.1, "throughput": 439.1}
 ALONE = "Best trial:    0014, confirm-z1-mbs16: throughput 439.1 samples/s"

@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from flows.command_line import cli
-from flows.options import LONGEST_LINE, Section, TypedCommand, line_of, spread_lists
+from zerotune.flows.command_line import cli
+from zerotune.flows.options import LONGEST_LINE, Section, TypedCommand, line_of, spread_lists
 
 
 def in_section(section: Section) -> set[str]:

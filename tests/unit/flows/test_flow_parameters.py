@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from flows.options import checked, shows, work_folder
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.plan_record import PlanArguments
-from trial_lib.records.result import SEARCH_METRICS
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.full_experiment import TrainingArguments
+from zerotune.flows.options import checked, shows, work_folder
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.plan_record import PlanArguments
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.full_experiment import TrainingArguments
 
 
 @shows(StudyArguments, derived=("zero_stages",))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.flow_run import _Kept, ended_in_time, keep_lines_of_prefect
+from zerotune.flows.flow_run import _Kept, ended_in_time, keep_lines_of_prefect
 
 
 def test_what_is_left_when_all_is_done_is_waited_for_no_longer_than_the_limit() -> None:

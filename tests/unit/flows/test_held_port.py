@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.own_server import HandedSocket
-from flows.prefect_server import HeldPort
+from zerotune.flows.own_server import HandedSocket
+from zerotune.flows.prefect_server import HeldPort
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from flows.interrupts import interrupts
+from zerotune.flows.interrupts import interrupts
 
 ROOT = Path(__file__).parents[3]
 
 _BEGIN = """
 import os, signal, sys, threading, time
-from flows.interrupts import interrupts
+from zerotune.flows.interrupts import interrupts
 
 def told(*words):
     print(*words, flush=True)
@@ -28,7 +28,7 @@ interrupts.listen()
 
 _ENDING = """
 import atexit, sys, threading, time
-from flows.interrupts import interrupts
+from zerotune.flows.interrupts import interrupts
 
 class Late:
     def __del__(self):
@@ -150,7 +150,7 @@ def test_a_command_that_is_meant_to_be_ended_by_a_signal_has_its_own_exit_code()
 
 
 def test_little_is_imported_before_signals_are_heard() -> None:
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import flows.cli; print(*sys.modules)"
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import zerotune.flows.cli; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     assert not {"threading", "typing", "re", "logging", "click", "pathlib"} & set(ended.stdout.split())
 
@@ -176,7 +176,7 @@ def test_a_flow_that_names_the_interrupts_can_be_sent_to_another_process_while_a
 @pytest.mark.parametrize("opened", ["", "with interrupts.opening(): pass"])
 def test_a_signal_that_ends_a_command_at_once_leaves_no_scratch_folder(opened: str) -> None:
     ended = _interrupted(f"""
-from trial_lib.tracking.runs import scratch_folder
+from zerotune.trial_lib.tracking.runs import scratch_folder
 {opened}
 with scratch_folder() as folder:
     (folder / "copy").touch()

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from flows import prefect_server
-from flows.prefect_server import PrefectServer
+from zerotune.flows import prefect_server
+from zerotune.flows.prefect_server import PrefectServer
 
 
 class _Service:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows import planning
-from flows.planning import _hold, remove_left_scratch
+from zerotune.flows import planning
+from zerotune.flows.planning import _hold, remove_left_scratch
 
 
 def test_a_folder_that_no_plan_holds_is_removed(tmp_path: Path) -> None:

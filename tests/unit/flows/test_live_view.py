@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.terminal import LiveView
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study.arguments import StudyArguments
+from zerotune.flows.terminal import LiveView
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study.arguments import StudyArguments
 
 RECORDED = Path(__file__).parents[2] / "recorded_study"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import up
-from flows.prefect_server import HeldPort, ServerError, Service, migrate
-from flows.up import mlflow_service, prefect_service
+from zerotune.flows import up
+from zerotune.flows.prefect_server import HeldPort, ServerError, Service, migrate
+from zerotune.flows.up import mlflow_service, prefect_service
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import prefect_server
-from flows.prefect_server import ServerError, migrate
+from zerotune.flows import prefect_server
+from zerotune.flows.prefect_server import ServerError, migrate
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tasks import telling
-from tasks.telling import in_words, link_to_mlflow
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.tracking.tracking_uri import trials_page, ways_to
+from zerotune.tasks import telling
+from zerotune.tasks.telling import in_words, link_to_mlflow
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.tracking.tracking_uri import trials_page, ways_to
 
 [PAGE] = ways_to("http://host:5000", trials_page("1", "my-model-1"))
 LOCAL = ways_to("sqlite:////w/mlflow.db", trials_page("1", "my-model-1"))

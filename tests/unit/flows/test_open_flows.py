@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from prefect.states import Completed, State
 
-from flows import tune as tune_flow
+from zerotune.flows import tune as tune_flow
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import click
 import pytest
 from pydantic import BaseModel, PositiveInt
 
-from flows.options import descriptions, option
-from trial_lib.records.candidate import NameOf
+from zerotune.flows.options import descriptions, option
+from zerotune.trial_lib.records.candidate import NameOf
 
 
 class Base(BaseModel):

@@ -7,7 +7,7 @@ import sys
 PROGRAM = """
 import sys, time
 from prefect.runtime import deployment
-from tasks import cancellation
+from zerotune.tasks import cancellation
 from rich.console import Console
 if sys.argv[1] == "deployed":
     cancellation.deployment = type("Deployed", (), {"id": "1"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.own_server import OwnersOnly, drawn_credential, entry_link
+from zerotune.flows.own_server import OwnersOnly, drawn_credential, entry_link
 
 CREDENTIAL = "zerotune:the-key"
 OWNERS = {"Authorization": f"Basic {b64encode(CREDENTIAL.encode()).decode()}"}

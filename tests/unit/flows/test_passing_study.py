@@ -12,16 +12,16 @@ import pytest
 from study_fixtures import TINY
 
 from benchmarks.replay import record as recording
-from flows.interrupts import interrupts
-from flows.planning import estimate_command
-from trial_lib.launch.rank_starter import LaunchRequest
-from trial_lib.launch.starters import ColdStarter, WarmStarter
-from trial_lib.launch.trial import unstarted
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.runner import Work
-from trial_lib.study.simulated_arms import ArmSimulation
+from zerotune.flows.interrupts import interrupts
+from zerotune.flows.planning import estimate_command
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest
+from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter
+from zerotune.trial_lib.launch.trial import unstarted
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.runner import Work
+from zerotune.trial_lib.study.simulated_arms import ArmSimulation
 
 
 @pytest.fixture

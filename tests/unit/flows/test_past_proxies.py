@@ -4,7 +4,7 @@ from urllib.request import proxy_bypass
 
 import pytest
 
-from flows.prefect_server import past_proxies
+from zerotune.flows.prefect_server import past_proxies
 
 
 @pytest.mark.parametrize(("name", "own"), [("no_proxy", "a.example"), ("NO_PROXY", "a.example"), ("no_proxy", "*")])

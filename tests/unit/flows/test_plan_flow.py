@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.options import checked
-from flows.plan import plan
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.plan_record import PlanArguments
+from zerotune.flows.options import checked
+from zerotune.flows.plan import plan
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.plan_record import PlanArguments
 
 
 def test_the_form_has_every_field_of_the_arguments() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from plan_fixtures import plan_by_hand, plan_folder
 
-from flows.planning import write_page
+from zerotune.flows.planning import write_page
 
 
 def test_a_plan_is_complete_without_its_page(tmp_path: Path) -> None:
@@ -29,6 +29,6 @@ def test_an_interrupt_ends_it_all_the_same(
     def interrupted(paths: object) -> None:
         raise error
 
-    monkeypatch.setattr("trial_lib.report.plan_page.write_plan_page", interrupted)
+    monkeypatch.setattr("zerotune.trial_lib.report.plan_page.write_plan_page", interrupted)
     with pytest.raises(error):
         write_page(plan_folder(tmp_path), lambda text: None)

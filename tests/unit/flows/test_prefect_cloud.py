@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_CLOUD_API_URL, temporary_settings
 
-from flows.doctor import check_prefect
-from trial_lib.doctor import Verdict
+from zerotune.flows.doctor import check_prefect
+from zerotune.trial_lib.doctor import Verdict
 
 
 class _Cloud(BaseHTTPRequestHandler):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from flows.prepare import ops_of_study
+from zerotune.flows.prepare import ops_of_study
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "hello_deepspeed"
@@ -17,7 +17,7 @@ NO_PACKAGE = re.compile(r"__|_sysconfigdata|_distutils_hack|_?cython")
 IMPORTED = f"""
 import sys
 from pathlib import Path
-from flows.prepare import ops_of_study
+from zerotune.flows.prepare import ops_of_study
 ops_of_study(Path({str(EXAMPLE / "demo.yaml")!r}), Path({str(EXAMPLE)!r}))
 print(*{{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_module_names)
 """
@@ -44,7 +44,7 @@ def with_requirements(names: list[str]) -> set[str]:
 def test_the_ops_of_a_study_are_known_as_soon_as_the_first_packages_are_there() -> None:
     (early,) = re.findall(r"^EARLY := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     printed = subprocess.run([sys.executable, "-c", IMPORTED], cwd=ROOT, capture_output=True, text=True, check=True)
-    modules = {name for name in printed.stdout.split() if not NO_PACKAGE.match(name)} - {"flows", "trial_lib"}
+    modules = {name for name in printed.stdout.split() if not NO_PACKAGE.match(name)} - {"zerotune"}
     there = with_requirements(early.split())
     distributions = packages_distributions()
     missing = {

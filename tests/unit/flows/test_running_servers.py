@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import prefect_server
-from flows.prefect_server import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
-from flows.terminal import say_ways
-from trial_lib.messages.errors import InputError
+from zerotune.flows import prefect_server
+from zerotune.flows.prefect_server import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
+from zerotune.flows.terminal import say_ways
+from zerotune.trial_lib.messages.errors import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from flows import tune
-from flows.flow_run import RunningStudy, told_if_ended
-from flows.tune import run_to_its_end, tune_open
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import StudyStatus
+from zerotune.flows import tune
+from zerotune.flows.flow_run import RunningStudy, told_if_ended
+from zerotune.flows.tune import run_to_its_end, tune_open
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import StudyStatus
 
 
 def test_a_command_s_flow_can_be_sent_to_another_host_without_its_study() -> None:

@@ -9,15 +9,15 @@ from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.events import Event
 from prefect.events.clients import AssertingEventsClient
 
-from tasks.telling import hidden, keep_secrets_from_prefect
-from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret
+from zerotune.tasks.telling import hidden, keep_secrets_from_prefect
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, keep_secret
 
 SECRET = "hunter-two-22"
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trial_lib.inputs.known_secrets._OfProcess.secrets", None)
+    monkeypatch.setattr("zerotune.trial_lib.inputs.known_secrets._OfProcess.secrets", None)
     keep_secrets_from_prefect()
     keep_secret(KnownSecrets.within({"token": SECRET}))
 

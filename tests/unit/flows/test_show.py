@@ -7,10 +7,10 @@ import pytest
 from plan_fixtures import plan_by_hand, plan_folder
 from report_fixtures import STUDY_ID, recorded_study
 
-from flows.planning import show_plan
-from flows.records import show_command
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import StudyPaths
+from zerotune.flows.planning import show_plan
+from zerotune.flows.records import show_command
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import StudyPaths
 
 
 def test_a_study_of_a_name_goes_before_a_folder_with_another_program_s_plan(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import records
-from flows.records import sync_command
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import FullExperimentPaths, StudyPaths, StudyRecord
+from zerotune.flows import records
+from zerotune.flows.records import sync_command
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import FullExperimentPaths, StudyPaths, StudyRecord
 
 
 def written_study(folder: Path) -> StudyPaths:

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES
 
-from tasks import results, telling
-from tasks.results import Progress
-from tasks.telling import is_of_server, say_once, told_if_possible
+from zerotune.tasks import results, telling
+from zerotune.tasks.results import Progress
+from zerotune.tasks.telling import is_of_server, say_once, told_if_possible
 
 LOG = logging.getLogger("telling")
 

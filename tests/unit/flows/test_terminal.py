@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from flows.terminal import print_document, say, say_ways, telling_still
+from zerotune.flows.terminal import print_document, say, say_ways, telling_still
 
 
 def test_the_owner_is_told_all_and_a_terminal_obeys_none_of_it(
@@ -54,9 +54,9 @@ def test_short_work_is_not_told() -> None:
 
 SAYS = """
 import sys
-from flows.terminal import open_streams
+from zerotune.flows.terminal import open_streams
 open_streams()
-from flows.terminal import print_document, say
+from zerotune.flows.terminal import print_document, say
 held = open({held!r}, "w")
 for number in range(3):
     say("a note")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from trial_lib.inputs import accelerate
-from trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_words, parse_accelerate
-from trial_lib.inputs.entrypoint import Entrypoint
-from trial_lib.inputs.words import Words
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs import accelerate
+from zerotune.trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_words, parse_accelerate
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint
+from zerotune.trial_lib.inputs.words import Words
+from zerotune.trial_lib.messages.errors import InputError
 
 SHELL = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
 UNDER_DEEPSPEED = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
+from zerotune.trial_lib.messages.errors import InputError
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
 

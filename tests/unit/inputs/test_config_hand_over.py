@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.inputs.program_code import is_handed_over
+from zerotune.trial_lib.inputs.entrypoint import parse_entrypoint
+from zerotune.trial_lib.inputs.program_code import is_handed_over
 
 PARSES = """
 import argparse, deepspeed

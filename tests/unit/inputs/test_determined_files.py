@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.messages.errors import InputError
 
 EVERY_KEY = """
 name: every-key

@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
-from trial_lib.inputs.elsewhere import started_elsewhere
-from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.elsewhere import started_elsewhere
+from zerotune.trial_lib.inputs.entrypoint import parse_entrypoint
+from zerotune.trial_lib.messages.errors import InputError
 
 STARTS = {
     "sbatch job.slurm": "sbatch",

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.inputs.entrypoint import Entrypoint, default_interpreter, parse_entrypoint
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, default_interpreter, parse_entrypoint
+from zerotune.trial_lib.messages.errors import InputError
 
 
 @pytest.mark.parametrize("command", ["python3 train.py --lr 0.1", ["python", "train.py", "--lr", "0.1"]])
@@ -104,8 +104,9 @@ def test_determineds_launcher_is_left_out(rest: str) -> None:
         "python3 -m determined.launch.deepspeed --trial model_def:MyTrial",
         "python3 -m determined.launch.deepspeed --num_gpus 2 --trial=model_def:MyTrial",
         "python3 -m determined.launch.torch_distributed --trial model_def:MyTrial",
+        "python3 -m zerotune.trial_lib.training --trial model_def:MyTrial",
         "python3 -m trial_lib.training --trial model_def:MyTrial",
-        "deepspeed --module trial_lib.training --trial model_def:MyTrial",
+        "deepspeed --module zerotune.trial_lib.training --trial model_def:MyTrial",
     ],
 )
 def test_a_trial_class_stands_alone_or_behind_a_launcher(command: str) -> None:
@@ -139,7 +140,7 @@ REFUSALS = {
     "model_def:MyTrial --lr 1": "--lr follows the trial class model_def:MyTrial, which takes no arguments",
     "python3 -m determined.launch.deepspeed --trial model_def": "'model_def' is not a trial class",
     "python3 -m determined.launch.deepspeed --trial": "nothing follows --trial",
-    "python3 -m trial_lib.training spec.json": "trial_lib.training is given no trial class",
+    "python3 -m zerotune.trial_lib.training spec.json": "zerotune.trial_lib.training is given no trial class",
     "cd a && python train.py": "the entrypoint has '&&', which only a shell understands",
     "python train.py | tee log": "the entrypoint has '|'",
     "python train.py; ls": "the entrypoint has ';'",

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.messages.secrets import REDACTED, redact, redact_text, secrets_in
+from zerotune.trial_lib.messages.secrets import REDACTED, redact, redact_text, secrets_in
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
 
 PASSWORD = 'p@ss/w\'rd "ü" 1'
 
@@ -67,7 +67,7 @@ def test_a_document_loses_what_a_name_gives_away_and_what_is_known_elsewhere() -
 
 
 def test_a_study_s_secrets_stand_in_its_yaml_its_command_its_configuration_and_its_code(tmp_path: Path) -> None:
-    from trial_lib.records.folders import StudyPaths
+    from zerotune.trial_lib.records.folders import StudyPaths
 
     paths = StudyPaths(tmp_path)
     paths.trial(0).root.mkdir(parents=True)
@@ -82,7 +82,7 @@ def test_a_study_s_secrets_stand_in_its_yaml_its_command_its_configuration_and_i
 
 
 def test_what_this_process_learns_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trial_lib.inputs.known_secrets._OfProcess.secrets", None)
+    monkeypatch.setattr("zerotune.trial_lib.inputs.known_secrets._OfProcess.secrets", None)
     keep_secret(KnownSecrets.within({"token": "first-one"}))
     keep_secret(KnownSecrets.within({"token": "second-one"}))
     assert known_here().hide("first-one second-one") == "<redacted> <redacted>"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.inputs.launchers import launcher_in, python_target
+from zerotune.trial_lib.inputs.launchers import launcher_in, python_target
 
 BIN = "/opt/env/bin"
 

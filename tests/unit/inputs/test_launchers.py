@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs import entrypoint as reading
-from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
-from trial_lib.inputs.launchers import DEEPSPEED, LAUNCHERS, TORCHRUN
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs import entrypoint as reading
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
+from zerotune.trial_lib.inputs.launchers import DEEPSPEED, LAUNCHERS, TORCHRUN
+from zerotune.trial_lib.messages.errors import InputError
 
 # {"localhost": [0, 1]}, as DeepSpeed's launcher writes it.
 WORLD = "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams, inline_ds_config
-from trial_lib.inputs.config import Hyperparameters
-from trial_lib.study.plans import merged_hparams, with_derived_batch
+from zerotune.trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams, inline_ds_config
+from zerotune.trial_lib.inputs.config import Hyperparameters
+from zerotune.trial_lib.study.plans import merged_hparams, with_derived_batch
 
 CONFIG = {"train_micro_batch_size_per_gpu": 7, "zero_optimization": {"stage": 3}}
 INLINE = {"lr": 0.1, "train_batch_size": 16, "optimizer": {"type": "Adam"}}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
-from trial_lib.inputs.places import BatchPlace, batch_places
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from zerotune.trial_lib.inputs.places import BatchPlace, batch_places
 
 
 @pytest.mark.parametrize(

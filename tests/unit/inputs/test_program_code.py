@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.program_code import leading_imports, may_start_ranks, mentions
+from zerotune.trial_lib.inputs.program_code import leading_imports, may_start_ranks, mentions
 
 STARTS = {
     "torchrun in a process": 'import subprocess\nsubprocess.run(["torchrun", __file__])',

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.inputs.search_space import check_switches, read_search_space, read_vary, refuse_mapped
-from trial_lib.messages.errors import InputError
-from trial_lib.search.arms import RequestedKnob
+from zerotune.trial_lib.inputs.entrypoint import parse_entrypoint
+from zerotune.trial_lib.inputs.search_space import check_switches, read_search_space, read_vary, refuse_mapped
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.search.arms import RequestedKnob
 
 STAGE = "zero_optimization.stage"
 

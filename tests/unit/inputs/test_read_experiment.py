@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trial_lib.deepspeed_config.overrides import read_deepspeed_json
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.deepspeed_config.overrides import read_deepspeed_json
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.messages.errors import InputError
 
 MINIMAL = """\
 entrypoint: python3 train.py
@@ -132,7 +132,10 @@ def test_a_trial_class_is_found_without_importing_its_module(model_dir: Path) ->
 
 
 def test_a_trial_class_may_be_installed_or_another_interpreters(model_dir: Path) -> None:
-    for entrypoint in ("hypothesis.extra:Any", f"{sys.executable} -m trial_lib.training --trial elsewhere:Any"):
+    for entrypoint in (
+        "hypothesis.extra:Any",
+        f"{sys.executable} -m zerotune.trial_lib.training --trial elsewhere:Any",
+    ):
         assert read(model_dir, MINIMAL.replace("python3 train.py", entrypoint)).entrypoint.trial_class
 
 
@@ -410,7 +413,7 @@ def test_no_value_in_any_field_gives_anything_else_either(model_dir: Path, field
 
 def test_reading_imports_neither_torch_nor_deepspeed_nor_prefect() -> None:
     code = (
-        "import sys, trial_lib.inputs.read_experiment as _;"
+        "import sys, zerotune.trial_lib.inputs.read_experiment as _;"
         "assert not {'torch', 'deepspeed', 'prefect', 'mlflow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,7 +5,7 @@ import jsonschema
 import pytest
 import yaml
 
-from trial_lib.inputs.config import SCHEMA_PATH, schema_text
+from zerotune.trial_lib.inputs.config import SCHEMA_PATH, schema_text
 
 DETERMINEDS = """
 name: gpt2
@@ -34,7 +34,7 @@ def validate(document: Any) -> None:
 
 
 def test_the_committed_schema_is_current() -> None:
-    assert SCHEMA_PATH.read_text() == schema_text(), "run: python -m trial_lib.inputs.config"
+    assert SCHEMA_PATH.read_text() == schema_text(), "run: python -m zerotune.trial_lib.inputs.config"
 
 
 def test_the_schema_is_a_schema() -> None:

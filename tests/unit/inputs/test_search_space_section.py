@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.inputs.search_space import read_search_space
-from trial_lib.messages.errors import InputError
-from trial_lib.search.arms import RequestedKnob, build_space, left_out_of_space
-from trial_lib.search.effects import Surroundings
-from trial_lib.search.knobs import SearchSpace
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.inputs.search_space import read_search_space
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.search.arms import RequestedKnob, build_space, left_out_of_space
+from zerotune.trial_lib.search.effects import Surroundings
+from zerotune.trial_lib.search.knobs import SearchSpace
 
 STAGE, BUCKET = "zero_optimization.stage", "zero_optimization.reduce_bucket_size"
 OVERLAP, OFFLOAD = "zero_optimization.overlap_comm", "zero_optimization.offload_optimizer.device"

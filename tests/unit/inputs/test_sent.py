@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs.known_secrets import KnownSecrets, sent_command, sent_document, sent_text, sent_words
-from trial_lib.messages.secrets import without_random
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, sent_command, sent_document, sent_text, sent_words
+from zerotune.trial_lib.messages.secrets import without_random
 
 CORPUS = json.loads(Path(__file__).with_name("corpus.json").read_text())
 

@@ -6,11 +6,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.inputs.places import TrialCommand, trial_command, typed_switch
-from trial_lib.messages.errors import InputError
-from trial_lib.records.switches import SwitchValue, deepspeed_part, path_of, place_of, shown_switch, switches_of
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.inputs.entrypoint import parse_entrypoint
+from zerotune.trial_lib.inputs.places import TrialCommand, trial_command, typed_switch
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.switches import (
+    SwitchValue,
+    deepspeed_part,
+    path_of,
+    place_of,
+    shown_switch,
+    switches_of,
+)
 
 
 def command(arguments: str, switches: dict[str, SwitchValue], folder: Path = Path(), **variables: str) -> TrialCommand:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.inputs.places import TrialCommand, batch_places, trial_command
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.inputs.entrypoint import parse_entrypoint
+from zerotune.trial_lib.inputs.places import TrialCommand, batch_places, trial_command
+from zerotune.trial_lib.messages.errors import InputError
 
 CONFIG = Path("/trial/ds_config.json")
 

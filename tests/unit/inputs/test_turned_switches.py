@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs.search_space import read_search_space, read_vary
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.search_space import read_search_space, read_vary
+from zerotune.trial_lib.messages.errors import InputError
 
 
 def test_a_switch_without_values_has_all_of_them_and_is_coarse_by_its_table() -> None:

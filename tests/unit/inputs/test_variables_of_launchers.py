@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
-from trial_lib.inputs.search_space import check_switches, read_search_space, refuse_launchers_own
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
+from zerotune.trial_lib.inputs.search_space import check_switches, read_search_space, refuse_launchers_own
+from zerotune.trial_lib.messages.errors import InputError
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from wrong_values import WRONG, changed, places
 
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.messages.errors import InputError
 
 DS_CONFIG: dict[str, Any] = {
     "train_batch_size": 8,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trial_lib.launch.trial import allocator_note
-from trial_lib.records.result import Memory
+from zerotune.trial_lib.launch.trial import allocator_note
+from zerotune.trial_lib.records.result import Memory
 
 GIB = 2**30
 # The second rank has 20 GiB in pieces, of 80.

@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from trial_lib.launch.outcome import RankRecord, classify, is_from_outside
-from trial_lib.launch.rank_starter import ProcessesEnd
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.launch.outcome import RankRecord, classify, is_from_outside
+from zerotune.trial_lib.launch.rank_starter import ProcessesEnd
+from zerotune.trial_lib.records.result import Outcome
 
 DONE = {"outcome": "completed", "reason": ""}
 PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29500"

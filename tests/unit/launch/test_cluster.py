@@ -2,11 +2,11 @@
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.messages.errors import InputError
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-from trial_lib.launch.ray_cluster import check_processors
+from zerotune.trial_lib.launch.ray_cluster import check_processors
 
 TWO = Host("cpu", ["0", "1"], 2**30)
 

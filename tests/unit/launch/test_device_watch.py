@@ -10,10 +10,10 @@ import pynvml
 import pytest
 from nvml_fixtures import PretendGpu, Process, pretend_gpus
 
-from trial_lib.device.base import Host
-from trial_lib.launch import device_watch
-from trial_lib.launch.device_watch import company_now, note_devices, watched
-from trial_lib.records.result import TrialDevice
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch import device_watch
+from zerotune.trial_lib.launch.device_watch import company_now, note_devices, watched
+from zerotune.trial_lib.records.result import TrialDevice
 
 GIB = 2**30
 INIT, NOBODY = 1, 2**22 - 3

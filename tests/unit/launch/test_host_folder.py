@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trial_lib.launch.locks import own_folder
-from trial_lib.launch.ray_host import HostFolder
+from zerotune.trial_lib.launch.locks import own_folder
+from zerotune.trial_lib.launch.ray_host import HostFolder
 
 
 def test_a_study_s_folder_goes_when_it_ends(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ import socket
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.launch.hosts import HostPart, is_this_host, ranks_of, spanned
-from trial_lib.launch.outcome import RankRecord, classify
-from trial_lib.launch.rank_starter import HOST, LaunchRequest, ProcessesEnd, RankRequest
-from trial_lib.messages.errors import InputError
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.hosts import HostPart, is_this_host, ranks_of, spanned
+from zerotune.trial_lib.launch.outcome import RankRecord, classify
+from zerotune.trial_lib.launch.rank_starter import HOST, LaunchRequest, ProcessesEnd, RankRequest
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.result import Outcome
 
 HERE = Host("cpu", ["4", "5", "6"], 2**30)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.launch.outcome import MemoryOwner, lack_of_memory
+from zerotune.trial_lib.launch.outcome import MemoryOwner, lack_of_memory
 
 DEVICE, HOST = MemoryOwner.DEVICE, MemoryOwner.HOST
 FULL = {"free": 20 * 2**20, "total": 80 * 2**30, "reserved": 78 * 2**30, "allocated": 77 * 2**30}

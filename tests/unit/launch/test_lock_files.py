@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.locks import hold_folder, lock_file, own_folder, release
+from zerotune.trial_lib.launch.locks import hold_folder, lock_file, own_folder, release
 
 
 def lock_while_it_is_removed(path: Path, lock: Callable[[], int], flags: int, remove: Callable[[], None]) -> int:

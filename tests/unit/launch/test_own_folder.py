@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.locks import own_folder
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.launch.locks import own_folder
+from zerotune.trial_lib.messages.errors import InputError
 
 USUAL = f"zerotune-{os.getuid()}"
 

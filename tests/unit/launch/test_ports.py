@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from trial_lib.launch import locks
-from trial_lib.launch.locks import reserved_port
+from zerotune.trial_lib.launch import locks
+from zerotune.trial_lib.launch.locks import reserved_port
 
 # Numbers that no port has, because other trials of this host reserve ports meanwhile.
 PORTS = range(100_000 + 20 * os.getpid(), 100_016 + 20 * os.getpid())

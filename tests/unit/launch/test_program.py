@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.launch.rank_starter import HostRanks, Program, rank_requests
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.rank_starter import HostRanks, Program, rank_requests
 
 PROGRAM = Program("python", {"script": "train.py"}, [], False, Path("/model"), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trial_lib.launch.slots import Claim, may_take, wait_of
+from zerotune.trial_lib.launch.slots import Claim, may_take, wait_of
 
 ALL = ("0", "1", "2", "3")
 

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from trial_lib.launch.processes import channel
-from trial_lib.launch.rank_starter import GUARD, Launched, ProcessesEnd
+from zerotune.trial_lib.launch.processes import channel
+from zerotune.trial_lib.launch.rank_starter import GUARD, Launched, ProcessesEnd
 
 
 @pytest.fixture

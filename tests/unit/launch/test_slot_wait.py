@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.slots import QueueWait, SlotWait
-from trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.launch.slots import QueueWait, SlotWait
+from zerotune.trial_lib.records.folders import TrialPaths
 
 NOON = time.mktime((2026, 1, 1, 12, 0, 0, 0, 0, 0))
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from nvml_fixtures import pretend_gpus
 
-from trial_lib.device.base import Host
-from trial_lib.device.nvml import Gpu, named_devices
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.slots import held_slots
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.nvml import Gpu, named_devices
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.slots import held_slots
 
 UUIDS = ["GPU-8f3a-1", "GPU-8f3b-2", "GPU-c0de-3"]
 MEMORY = {"GPU-8f3a-1": 80, "GPU-8f3b-2": 40, "GPU-c0de-3": 24}

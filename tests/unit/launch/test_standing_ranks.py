@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from trial_lib.launch import device_watch
+from zerotune.trial_lib.launch import device_watch
 
 
 @pytest.fixture(autouse=True)

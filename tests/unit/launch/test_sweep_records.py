@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from conftest import Trials
 
-from trial_lib.device.base import Host
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd
-from trial_lib.launch.sweep import run_sweep
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.orders import HostMoment, RankOrder, SizeOrder, now
-from trial_lib.records.candidate import Sweep, Withdrawal
-from trial_lib.records.result import TrialResult
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd
+from zerotune.trial_lib.launch.sweep import run_sweep
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.orders import HostMoment, RankOrder, SizeOrder, now
+from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
+from zerotune.trial_lib.records.result import TrialResult
 
 HOST = Host("cpu", ["0", "1"], 2**30)
 ENDED, KILLED = ProcessesEnd("ranks", [0]), ProcessesEnd("ranks", [-9])

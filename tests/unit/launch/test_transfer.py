@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from trial_lib.device.base import Host
-from trial_lib.launch.rank_starter import HostRanks, Program
-from trial_lib.launch.ray_host import moved, packed, result_from, unpack
-from trial_lib.launch.slots import HeldSlots
-from trial_lib.launch.trial import TrialPlan, order_of, request_of
-from trial_lib.messages.orders import RankOrder, StepWindow, TrainingSpec
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.launch.rank_starter import HostRanks, Program
+from zerotune.trial_lib.launch.ray_host import moved, packed, result_from, unpack
+from zerotune.trial_lib.launch.slots import HeldSlots
+from zerotune.trial_lib.launch.trial import TrialPlan, order_of, request_of
+from zerotune.trial_lib.messages.orders import RankOrder, StepWindow, TrainingSpec
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 
 def plan(root: Path) -> TrialPlan:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch import trial_files
-from trial_lib.launch.rank_starter import Program
-from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, uncovered, uncovered_after_all
-from trial_lib.messages.folders import Layer, store_of
-from trial_lib.rank.user_files import LayeredFiles
-from trial_lib.records.folders import FULL_EXPERIMENTS, PLANS, STUDIES
+from zerotune.trial_lib.launch import trial_files
+from zerotune.trial_lib.launch.rank_starter import Program
+from zerotune.trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, uncovered, uncovered_after_all
+from zerotune.trial_lib.messages.folders import Layer, store_of
+from zerotune.trial_lib.rank.user_files import LayeredFiles
+from zerotune.trial_lib.records.folders import FULL_EXPERIMENTS, PLANS, STUDIES
 
 
 def write(folder: Path, *paths: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.measurement import Arrival
 
 
 def test_a_row_is_a_sample_where_as_many_arrive_as_the_engine_is_set_to() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.messages import build_times
+from zerotune.trial_lib.messages import build_times
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from trial_lib.messages.foreseen_run import Ask, ForeseenRun, MemoryEvent, Moment, Operation, Storage
+from zerotune.trial_lib.messages.foreseen_run import Ask, ForeseenRun, MemoryEvent, Moment, Operation, Storage
 
 RUN = ForeseenRun(
     world=8,

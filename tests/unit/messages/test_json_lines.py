@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.messages.files import LineReader, append, drop_torn_tail
+from zerotune.trial_lib.messages.files import LineReader, append, drop_torn_tail
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.messages.files import MetricsReader
+from zerotune.trial_lib.messages.files import MetricsReader
 
 
 def line(kind: str, batch: int, **rest: object) -> str:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from trial_lib.messages import orders
+from zerotune.trial_lib.messages import orders
 
 
 @pytest.mark.parametrize("jump", [10 * 365 * 86400.0, -86400.0])

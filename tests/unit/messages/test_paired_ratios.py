@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from trial_lib.messages.statistics import geometric_mean, ratios_to
+from zerotune.trial_lib.messages.statistics import geometric_mean, ratios_to
 
 
 def test_what_drifts_within_no_round_is_in_no_ratio() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.messages.errors import plain
+from zerotune.trial_lib.messages.errors import plain
 
 
 @pytest.mark.parametrize(

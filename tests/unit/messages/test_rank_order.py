@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.messages.measurement import Arrival
-from trial_lib.messages.orders import RankOrder, SizeOrder, StepWindow, TrainingOrder
+from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.orders import RankOrder, SizeOrder, StepWindow, TrainingOrder
 
 SIZE = SizeOrder(
     window=StepWindow(2, 4),

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.messages.statistics import t_quantile
+from zerotune.trial_lib.messages.statistics import t_quantile
 
 
 @pytest.mark.parametrize(

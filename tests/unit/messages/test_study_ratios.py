@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trial_lib.messages.statistics import largest_fall, ratio_between
+from zerotune.trial_lib.messages.statistics import largest_fall, ratio_between
 
 
 def night(rng: random.Random, level: float = 100.0, day: float = 0.0, process: float = 0.02) -> list[float]:

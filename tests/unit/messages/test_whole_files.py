@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import read_deepspeed_json
-from trial_lib.inputs.yaml_document import read_yaml
-from trial_lib.messages import files
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import read_bounded
+from zerotune.trial_lib.deepspeed_config.overrides import read_deepspeed_json
+from zerotune.trial_lib.inputs.yaml_document import read_yaml
+from zerotune.trial_lib.messages import files
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import read_bounded
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trial_lib.messages.foreseen_run import (
+from zerotune.trial_lib.messages.foreseen_run import (
     KINDS,
     MOMENTS,
     OPERATIONS,

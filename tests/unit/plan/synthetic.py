@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
-from trial_lib.plan.devices import CONSTANTS, Cluster, Constant, DeviceFigures, Efficiencies
+from zerotune.trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
+from zerotune.trial_lib.plan.devices import CONSTANTS, Cluster, Constant, DeviceFigures, Efficiencies
 
 # A tera-FLOP takes a second, as do a gigabyte of memory, of links, of pages and of files, and 2 of the host's.
 DEVICE = DeviceFigures(

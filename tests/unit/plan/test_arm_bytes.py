@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
-from trial_lib.plan.arm_bytes import foreseen_arm
-from trial_lib.search.allocations import SizeLine
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from zerotune.trial_lib.plan.arm_bytes import foreseen_arm
+from zerotune.trial_lib.search.allocations import SizeLine
 
 K = 1024
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.devices import known_devices, ran_as, read_devices
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.devices import known_devices, ran_as, read_devices
 
 KNOWN = known_devices()
 

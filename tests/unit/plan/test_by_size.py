@@ -3,10 +3,18 @@ from dataclasses import replace
 
 import pytest
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Operation, Storage
-from trial_lib.plan.device_memory import live_bytes
-from trial_lib.plan.fits import by_size
-from trial_lib.plan.scaling import scaled_run
+from zerotune.trial_lib.messages.foreseen_run import (
+    KINDS,
+    MOMENTS,
+    ForeseenRun,
+    MemoryEvent,
+    Moment,
+    Operation,
+    Storage,
+)
+from zerotune.trial_lib.plan.device_memory import live_bytes
+from zerotune.trial_lib.plan.fits import by_size
+from zerotune.trial_lib.plan.scaling import scaled_run
 
 
 def run_of(micro_batch: int, world: int = 8, seed: int = 3) -> ForeseenRun:

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 from synthetic import DEVICE, EXACT, carried, moving, product, run_of
 
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.devices import Cluster
-from trial_lib.plan.scaling import at_world
-from trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.devices import Cluster
+from zerotune.trial_lib.plan.scaling import at_world
+from zerotune.trial_lib.plan.step_time import planned_step
 
 
 def of_world(ranks: int, stage: int) -> ForeseenRun:

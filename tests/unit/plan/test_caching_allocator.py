@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.device_memory import AllocatorSettings, CachingAllocator
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.device_memory import AllocatorSettings, CachingAllocator
 
 MIB = 2**20
 GROWING = AllocatorSettings(expandable_segments=True)

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from trial_lib.plan.simulate import checkpoint_headers
-from trial_lib.rank.patching import installed
+from zerotune.trial_lib.plan.simulate import checkpoint_headers
+from zerotune.trial_lib.rank.patching import installed
 
 _GIGABYTES = 24
 

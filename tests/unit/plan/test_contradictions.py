@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.plan.test_planning import Foresees, problem_of
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.devices import Constant, Efficiencies
-from trial_lib.plan.planning import WantedRun, plan
-from trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.devices import Constant, Efficiencies
+from zerotune.trial_lib.plan.planning import WantedRun, plan
+from zerotune.trial_lib.plan.step_time import planned_step
 
 
 def _with_flops(run: ForeseenRun, times: float) -> ForeseenRun:

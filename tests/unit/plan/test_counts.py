@@ -1,7 +1,7 @@
 """The curve over numbers of devices agrees with the table of the asked number."""
 
-from trial_lib.plan.evaluation import fewest, with_answer
-from trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedRange
+from zerotune.trial_lib.plan.evaluation import fewest, with_answer
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedRange
 
 CURVE = (PlannedCount(devices=8, label="z3", micro_batch=1), PlannedCount(devices=16, label="z2", micro_batch=2))
 PEAK = PlannedRange(value=9.0, low=8.0, high=10.0)

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.data_sheets import sheet_of
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.devices import Cluster, DeviceFigures, known_devices
+from zerotune.trial_lib.device.data_sheets import sheet_of
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.devices import Cluster, DeviceFigures, known_devices
 
 OWN = """\
 fast-96gb:

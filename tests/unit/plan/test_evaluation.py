@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from tests.unit.plan.pretended_runs import MIB, pretended_run
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.arm_work import hopeless_arms
-from trial_lib.plan.arms import PlanArm
-from trial_lib.plan.device_memory import AllocatorSettings
-from trial_lib.plan.devices import known_devices, read_devices
-from trial_lib.plan.evaluation import Evaluation, best_arm, counted, host_room, in_order
-from trial_lib.plan.plan_record import PlannedArm
-from trial_lib.plan.scaling import ArmRuns, divided_anew
-from trial_lib.search.sizes import BatchPolicy
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.arm_work import hopeless_arms
+from zerotune.trial_lib.plan.arms import PlanArm
+from zerotune.trial_lib.plan.device_memory import AllocatorSettings
+from zerotune.trial_lib.plan.devices import known_devices, read_devices
+from zerotune.trial_lib.plan.evaluation import Evaluation, best_arm, counted, host_room, in_order
+from zerotune.trial_lib.plan.plan_record import PlannedArm
+from zerotune.trial_lib.plan.scaling import ArmRuns, divided_anew
+from zerotune.trial_lib.search.sizes import BatchPolicy
 
 GIB = 2.0**30
 KNOWN = known_devices()

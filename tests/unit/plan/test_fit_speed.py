@@ -6,7 +6,7 @@ import pytest
 from benchmarks.foresee.public_gpus.fit_speed import PRIOR, Fit, each_left_out, some_of_each
 from benchmarks.foresee.public_gpus.model_of_row import read_rows
 from benchmarks.foresee.public_gpus.speed import groups, left_out, wide_key
-from trial_lib.plan.devices import CONSTANTS
+from zerotune.trial_lib.plan.devices import CONSTANTS
 
 MATMUL = CONSTANTS.index("matmul")
 

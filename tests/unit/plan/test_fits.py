@@ -2,9 +2,9 @@ from itertools import pairwise
 
 import pytest
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
-from trial_lib.plan.arm_bytes import host_peak
-from trial_lib.plan.fits import GIB, ArmMemory, communication, interval, outside_pytorch, workspaces
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from zerotune.trial_lib.plan.arm_bytes import host_peak
+from zerotune.trial_lib.plan.fits import GIB, ArmMemory, communication, interval, outside_pytorch, workspaces
 
 MIB = 2**20
 

@@ -9,8 +9,8 @@ from synthetic import EXACT, TWO, carried, moving, product, run_of
 
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.foresee.public_gpus.speed import read_rows, runs_of
-from trial_lib.messages.foreseen_run import ForeseenRun, Operation
-from trial_lib.plan.step_time import fused, planned_step
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, Operation
+from zerotune.trial_lib.plan.step_time import fused, planned_step
 
 COMPILED = {"ds_config": {"program": {"model:compile": True}}}
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.plan.pretended_runs import pretended_run
 from tests.unit.plan.test_by_size import step_of
-from trial_lib.messages.foreseen_run import Storage
-from trial_lib.plan.scaling import growth_between
+from zerotune.trial_lib.messages.foreseen_run import Storage
+from zerotune.trial_lib.plan.scaling import growth_between
 
 
 def _run(stage: int, micro_batch: int, **zero: object):

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.plan.devices import (
+from zerotune.trial_lib.plan.devices import (
     Cluster,
     Constant,
     Efficiencies,

@@ -1,5 +1,5 @@
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
-from trial_lib.plan.device_memory import live_bytes, rounded
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from zerotune.trial_lib.plan.device_memory import live_bytes, rounded
 
 
 def storage(size: int, kind: str, place: str = "device") -> Storage:

@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 
 from tests.unit.plan.pretended_runs import pretended_run
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.answer import is_bound_by_loading
-from trial_lib.plan.arms import PlanArm
-from trial_lib.plan.devices import Cluster, known_devices, read_devices
-from trial_lib.plan.evaluation import Evaluation, best_arm
-from trial_lib.plan.scaling import ArmRuns, at_size, with_common_loading
-from trial_lib.plan.step_time import planned_step
-from trial_lib.search.sizes import BatchPolicy
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.answer import is_bound_by_loading
+from zerotune.trial_lib.plan.arms import PlanArm
+from zerotune.trial_lib.plan.devices import Cluster, known_devices, read_devices
+from zerotune.trial_lib.plan.evaluation import Evaluation, best_arm
+from zerotune.trial_lib.plan.scaling import ArmRuns, at_size, with_common_loading
+from zerotune.trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.search.sizes import BatchPolicy
 
 
 def run(size: int, *seconds: float) -> ForeseenRun:

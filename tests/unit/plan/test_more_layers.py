@@ -13,8 +13,8 @@ from benchmarks.foresee.public_gpus.more_layers import period_of, with_layers
 from benchmarks.foresee.public_gpus.row_runs import few_layers
 from benchmarks.foresee.public_gpus.row_runs import run_of as stored_run
 from benchmarks.foresee.public_gpus.speed import program_for_speed
-from trial_lib.messages.foreseen_run import OPERATIONS, ForeseenRun, Operation
-from trial_lib.plan.step_time import kind_of, model_flops
+from zerotune.trial_lib.messages.foreseen_run import OPERATIONS, ForeseenRun, Operation
+from zerotune.trial_lib.plan.step_time import kind_of, model_flops
 
 OF_LAYER, OUTSIDE = 100, 50
 ROWS = {row["id"]: row for row in read_rows()}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.devices import known_devices, own_devices
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.devices import known_devices, own_devices
 
 KNOWN = known_devices()
 GIB = 2**30

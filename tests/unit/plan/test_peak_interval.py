@@ -2,9 +2,9 @@
 
 import pytest
 
-from trial_lib.plan.device_memory import LiveBytes
-from trial_lib.plan.fits import GIB, ForeseenWay, PeakForecast, ends_of, interval, peak_interval
-from trial_lib.search.budgets import Uncertain
+from zerotune.trial_lib.plan.device_memory import LiveBytes
+from zerotune.trial_lib.plan.fits import GIB, ForeseenWay, PeakForecast, ends_of, interval, peak_interval
+from zerotune.trial_lib.search.budgets import Uncertain
 
 FIGURE, NEEDED = Uncertain(40 * GIB, 4 * GIB), Uncertain(35 * GIB, 3 * GIB)
 WAY = ForeseenWay(1.0, FIGURE, NEEDED)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from trial_lib.plan.answer import answer_of, best_of, configuration, fewest_sentence, plan_answer, why_of
-from trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedDevices, PlannedRange
+from zerotune.trial_lib.plan.answer import answer_of, best_of, configuration, fewest_sentence, plan_answer, why_of
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedDevices, PlannedRange
 
 GIB = 2.0**30
 

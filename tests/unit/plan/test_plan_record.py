@@ -3,8 +3,8 @@
 import stat
 from pathlib import Path
 
-from trial_lib.messages.foreseen_run import ForeseenRun, MemoryEvent, Storage
-from trial_lib.plan.plan_record import (
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, MemoryEvent, Storage
+from zerotune.trial_lib.plan.plan_record import (
     PlannedArm,
     PlannedDevices,
     PlannedRange,

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.arms import batch_policy, check_count, own_label, planned_arms, requests_without_arms
-from trial_lib.search.arms import RequestedKnob
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.arms import batch_policy, check_count, own_label, planned_arms, requests_without_arms
+from zerotune.trial_lib.search.arms import RequestedKnob
 
 BASE: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 4,

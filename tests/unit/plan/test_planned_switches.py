@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from tests.unit.plan.pretended_runs import pretended_run
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.answer import configuration
-from trial_lib.plan.arm_work import file_word
-from trial_lib.plan.devices import known_devices, read_devices
-from trial_lib.plan.planning import Planned, PlanProblem, WantedRun, plan
-from trial_lib.search.arms import RequestedKnob
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.answer import configuration
+from zerotune.trial_lib.plan.arm_work import file_word
+from zerotune.trial_lib.plan.devices import known_devices, read_devices
+from zerotune.trial_lib.plan.planning import Planned, PlanProblem, WantedRun, plan
+from zerotune.trial_lib.search.arms import RequestedKnob
 
 BASE: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,

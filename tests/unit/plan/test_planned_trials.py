@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
+from zerotune.trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
 
 GIB = 2**30
 

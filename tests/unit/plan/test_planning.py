@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 
 from tests.unit.plan.pretended_runs import pretended_run
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
-from trial_lib.deepspeed_config.refusals import Refusal, sentence_of
-from trial_lib.messages.errors import ProgramNotForeseenError
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun
-from trial_lib.plan.answer import best_of
-from trial_lib.plan.devices import known_devices, read_devices
-from trial_lib.plan.planning import PlanProblem, WantedRun, plan
-from trial_lib.search.arms import RequestedKnob
+from zerotune.trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    overwrite_deepspeed_config,
+)
+from zerotune.trial_lib.deepspeed_config.refusals import Refusal, sentence_of
+from zerotune.trial_lib.messages.errors import ProgramNotForeseenError
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun
+from zerotune.trial_lib.plan.answer import best_of
+from zerotune.trial_lib.plan.devices import known_devices, read_devices
+from zerotune.trial_lib.plan.planning import PlanProblem, WantedRun, plan
+from zerotune.trial_lib.search.arms import RequestedKnob
 
 _INPUT = KINDS.index("input")
 

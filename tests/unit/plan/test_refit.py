@@ -4,8 +4,8 @@ import pytest
 from synthetic import TWO, carried, moving, product, run_of
 
 from benchmarks.gpu.refit import MeasuredStep, refit
-from trial_lib.plan.devices import Efficiencies
-from trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.plan.devices import Efficiencies
+from zerotune.trial_lib.plan.step_time import planned_step
 
 RUNS = [
     run_of(("forward", [product(1.0), moving(0.2)]), ("update", [])),

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
-from trial_lib.plan.device_memory import least_reserved, replay
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from zerotune.trial_lib.plan.device_memory import least_reserved, replay
 
 MIB = 2**20
 

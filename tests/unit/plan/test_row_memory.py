@@ -16,9 +16,9 @@ from benchmarks.foresee.public_gpus.row_bytes import (
     to_run,
 )
 from benchmarks.foresee.public_gpus.row_device import capacity, room
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Storage
-from trial_lib.plan.device_memory import live_bytes
-from trial_lib.plan.fits import GIB
+from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Storage
+from zerotune.trial_lib.plan.device_memory import live_bytes
+from zerotune.trial_lib.plan.fits import GIB
 
 ROWS = {row["id"]: row for row in read_rows()}
 

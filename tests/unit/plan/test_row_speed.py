@@ -8,8 +8,8 @@ from benchmarks.foresee.public_gpus.formula_run import formula_run
 from benchmarks.foresee.public_gpus.model_of_row import read_rows
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.foresee.public_gpus.speed import compared, left_out, rank_correlation, runs_of, timed
-from trial_lib.plan.devices import Efficiencies
-from trial_lib.plan.step_time import model_flops
+from zerotune.trial_lib.plan.devices import Efficiencies
+from zerotune.trial_lib.plan.step_time import model_flops
 
 ROWS = {row["id"]: row for row in read_rows()}
 # MPT 760M on 8 A100 with 2,048 tokens, without and with a repeated forward pass at another length.

@@ -1,7 +1,7 @@
 """When two runs differ in sizes alone."""
 
-from trial_lib.messages.foreseen_run import ForeseenRun, MemoryEvent, Moment, Storage
-from trial_lib.plan.scaling import have_same_events, scaled_run
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, MemoryEvent, Moment, Storage
+from zerotune.trial_lib.plan.scaling import have_same_events, scaled_run
 
 
 def run_of(micro_batch, *freed, kind=0, empty=0):

@@ -13,7 +13,7 @@ from benchmarks.foresee.public_gpus.model_of_row import ROWS, lacks, program_of,
 from benchmarks.foresee.public_gpus.row_device import capacity, device_of
 from benchmarks.foresee.public_gpus.sound_rows import rows_of, sound
 from benchmarks.foresee.public_gpus.speed import left_out
-from trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.errors import InputError
 
 PLAIN = {
     "id": 1,

@@ -1,9 +1,9 @@
 import pytest
 from synthetic import EXACT, TWO, carried, moving, product, run_of
 
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.scaling import at_size
-from trial_lib.plan.step_time import planned_step
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.scaling import at_size
+from zerotune.trial_lib.plan.step_time import planned_step
 
 
 def at(size: int, extra: int = 0) -> ForeseenRun:

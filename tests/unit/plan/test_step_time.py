@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from synthetic import DEVICE, EXACT, TWO, carried, moving, product, run_of
 
-from trial_lib.messages.foreseen_run import OPERATIONS, ForeseenRun, Operation
-from trial_lib.plan.devices import Cluster, Constant, Efficiencies
-from trial_lib.plan.step_time import PARTS, planned_step
+from zerotune.trial_lib.messages.foreseen_run import OPERATIONS, ForeseenRun, Operation
+from zerotune.trial_lib.plan.devices import Cluster, Constant, Efficiencies
+from zerotune.trial_lib.plan.step_time import PARTS, planned_step
 
 
 def parts_of(run: ForeseenRun, constants: Efficiencies = EXACT) -> dict[str, float]:

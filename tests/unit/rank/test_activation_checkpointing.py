@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trial_lib.rank import compiled_programs
-from trial_lib.rank.recomputation import repeated_blocks
-from trial_lib.rank.turning import find_checkpointing as find
-from trial_lib.rank.turning import turn_checkpointing as turn
+from zerotune.trial_lib.rank import compiled_programs
+from zerotune.trial_lib.rank.recomputation import repeated_blocks
+from zerotune.trial_lib.rank.turning import find_checkpointing as find
+from zerotune.trial_lib.rank.turning import turn_checkpointing as turn
 
 KINDS = ("none", "full", "every_second")
 

@@ -1,6 +1,6 @@
 import torch
 
-from trial_lib.rank.flops import SavedActivations
+from zerotune.trial_lib.rank.flops import SavedActivations
 
 
 def test_what_a_forward_pass_keeps_is_counted_once_and_without_parameters():

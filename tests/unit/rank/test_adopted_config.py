@@ -7,7 +7,7 @@ import deepspeed
 import pytest
 from deepspeed.runtime.activation_checkpointing import checkpointing
 
-from trial_lib.rank import interception
+from zerotune.trial_lib.rank import interception
 
 ADAM = {"type": "Adam", "params": {"lr": 1e-3}}
 OWN = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "zero_optimization": {"stage": 1}}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.rank.engine_watch import BackwardPasses
+from zerotune.trial_lib.rank.engine_watch import BackwardPasses
 
 
 class Engine(SimpleNamespace):

@@ -3,7 +3,7 @@ from collections import UserDict
 import pytest
 import torch
 
-from trial_lib.rank.loader_batches import batch_sizes, elements_in, tensors_in, tokens_in, tokens_per_row
+from zerotune.trial_lib.rank.loader_batches import batch_sizes, elements_in, tensors_in, tokens_in, tokens_per_row
 
 TOKENS = torch.zeros(8, 64, dtype=torch.long)
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from trial_lib.inputs.places import MAPPING_TARGET
-from trial_lib.rank import batch_source
-from trial_lib.rank.batch_source import BatchSource
+from zerotune.trial_lib.inputs.places import MAPPING_TARGET
+from zerotune.trial_lib.rank import batch_source
+from zerotune.trial_lib.rank.batch_source import BatchSource
 
 
 def reason(folder, arguments=(), environment=None, configuration=None):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from trial_lib.rank.meeting import Files, Meeting, Store
+from zerotune.trial_lib.rank.meeting import Files, Meeting, Store
 
 RANKS = 2
 

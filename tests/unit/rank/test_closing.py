@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.rank.closing import Closing
-from trial_lib.rank.endings import EndedEarlyError
-from trial_lib.rank.meeting import Files, Meeting
+from zerotune.trial_lib.rank.closing import Closing
+from zerotune.trial_lib.rank.endings import EndedEarlyError
+from zerotune.trial_lib.rank.meeting import Files, Meeting
 
 
 def test_a_program_that_catches_the_sentence_that_ends_it_is_told_it_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.launch.processes.fork_server import compiled_when_called
+from zerotune.trial_lib.launch.processes.fork_server import compiled_when_called
 
 SOURCE = """
 import torch

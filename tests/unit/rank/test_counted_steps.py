@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.rank import counted_steps, memory
-from trial_lib.rank.counted_steps import CountedStep, CountedSteps
-from trial_lib.rank.device import CpuDevice
-from trial_lib.rank.engine_watch import PARTS, StepClock
+from zerotune.trial_lib.rank import counted_steps, memory
+from zerotune.trial_lib.rank.counted_steps import CountedStep, CountedSteps
+from zerotune.trial_lib.rank.device import CpuDevice
+from zerotune.trial_lib.rank.engine_watch import PARTS, StepClock
 
 NO_TIME = StepClock(CpuDevice()).step_ended({})
 

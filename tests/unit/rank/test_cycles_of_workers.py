@@ -8,11 +8,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trial_lib.rank import counted_steps
-from trial_lib.rank.counted_steps import CountedStep, CountedSteps, WorkerCycle, share_of_wait
-from trial_lib.rank.device import CpuDevice
-from trial_lib.rank.engine_watch import StepClock
-from trial_lib.rank.loader_batches import LoaderBatches, StepLoading, WorkersRead
+from zerotune.trial_lib.rank import counted_steps
+from zerotune.trial_lib.rank.counted_steps import CountedStep, CountedSteps, WorkerCycle, share_of_wait
+from zerotune.trial_lib.rank.device import CpuDevice
+from zerotune.trial_lib.rank.engine_watch import StepClock
+from zerotune.trial_lib.rank.loader_batches import LoaderBatches, StepLoading, WorkersRead
 
 
 @pytest.mark.parametrize(("workers", "read", "cycle"), [(1, 1, 1), (2, 1, 2), (2, 4, 1), (4, 2, 2), (3, 2, 3)])

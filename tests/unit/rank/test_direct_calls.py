@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.rank.compiled_programs import install
-from trial_lib.rank.flops import DirectCalls
+from zerotune.trial_lib.rank.compiled_programs import install
+from zerotune.trial_lib.rank.flops import DirectCalls
 
 
 class Model(torch.nn.Module):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.rank.device import CpuDevice
-from trial_lib.rank.sizes import EndedRun
+from zerotune.trial_lib.rank.device import CpuDevice
+from zerotune.trial_lib.rank.sizes import EndedRun
 
 MIB = 2**20
 

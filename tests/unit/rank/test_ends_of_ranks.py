@@ -1,4 +1,4 @@
-from trial_lib.rank.endings import (
+from zerotune.trial_lib.rank.endings import (
     ENDED,
     FAILED,
     WAITS,

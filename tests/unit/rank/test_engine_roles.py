@@ -1,4 +1,4 @@
-from trial_lib.rank.engine_watch import Followers, trains
+from zerotune.trial_lib.rank.engine_watch import Followers, trains
 
 CANDIDATE = {
     "train_micro_batch_size_per_gpu": 8,

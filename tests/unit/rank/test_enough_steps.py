@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.rank.probe import is_enough, next_moment, relative_standard_error
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.rank.probe import is_enough, next_moment, relative_standard_error
 
 
 def moments(window, step_times):

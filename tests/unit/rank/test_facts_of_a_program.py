@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.rank import torch_functions
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.rank import torch_functions
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.records.result import ProgramProfile
 
 
 def engine(accumulation: int, **more: Any) -> SimpleNamespace:

@@ -6,7 +6,7 @@ from torch import library
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from trial_lib.rank.flops import FlopCounter
+from zerotune.trial_lib.rank.flops import FlopCounter
 
 
 def counted(function):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.rank.flops import FlopShare, are_shares_of_one
+from zerotune.trial_lib.rank.flops import FlopShare, are_shares_of_one
 
 
 @pytest.mark.parametrize(

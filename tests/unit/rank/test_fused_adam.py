@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.rank import torch_functions
+from zerotune.trial_lib.rank import torch_functions
 
 KINDS = [torch.optim.Adam, torch.optim.AdamW]
 

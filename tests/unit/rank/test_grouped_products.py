@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.rank import flops
+from zerotune.trial_lib.rank import flops
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.processes.fork_server import import_all
-from trial_lib.messages.orders import Import
-from trial_lib.rank.imported_modules import ImportedModules
+from zerotune.trial_lib.launch.processes.fork_server import import_all
+from zerotune.trial_lib.messages.orders import Import
+from zerotune.trial_lib.rank.imported_modules import ImportedModules
 
 LIBRARY = "import os\nPLACE = os.environ.get('LIBRARY_PLACE')\n"
 MODULES = {"first_library": "installed", "second_library": "installed", "own_module": "own"}
@@ -102,7 +102,7 @@ def test_the_fork_server_imports_with_the_variables_and_keeps_its_own(
     imports: ImportedModules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This process has threads, which a fork server has not.
-    monkeypatch.setattr("trial_lib.launch.processes.fork_server.doubt", lambda: None)
+    monkeypatch.setattr("zerotune.trial_lib.launch.processes.fork_server.doubt", lambda: None)
     before = dict(os.environ)
     import_all(["first_library", {"LIBRARY_PLACE": "here", "LIBRARY_OLD": None}, "second_library"], set())
     assert sys.modules["first_library"].PLACE is None

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from trial_lib.rank import losses, tensor_parallel
-from trial_lib.rank.losses import InitialWeights
+from zerotune.trial_lib.rank import losses, tensor_parallel
+from zerotune.trial_lib.rank.losses import InitialWeights
 
 
 def stage(layers: dict[int, nn.Module], tied: nn.Module | None = None) -> SimpleNamespace:

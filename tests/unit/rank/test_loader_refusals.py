@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trial_lib.rank.loader_batches import refusal
+from zerotune.trial_lib.rank.loader_batches import refusal
 
 
 class Numbers(Dataset[int]):

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from trial_lib.messages.turned import PINNED, WORKERS
-from trial_lib.rank import surveys
-from trial_lib.rank.loader_batches import LoaderBatches
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.surveys import LoadingSurvey
+from zerotune.trial_lib.messages.turned import PINNED, WORKERS
+from zerotune.trial_lib.rank import surveys
+from zerotune.trial_lib.rank.loader_batches import LoaderBatches
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.surveys import LoadingSurvey
 
 
 def survey_of(facts: ProgramFacts) -> LoadingSurvey:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.rank import sizes
+from zerotune.trial_lib.rank import sizes
 
 _NAME = "deepspeed.comm.torch"
 

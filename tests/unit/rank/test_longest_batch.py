@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trial_lib.rank import surveys
-from trial_lib.rank.flops import ModelCounter
-from trial_lib.rank.loader_batches import LoaderBatches, tokens_per_row
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.surveys import SequenceSurvey, StretchedWarmUp
+from zerotune.trial_lib.rank import surveys
+from zerotune.trial_lib.rank.flops import ModelCounter
+from zerotune.trial_lib.rank.loader_batches import LoaderBatches, tokens_per_row
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.surveys import SequenceSurvey, StretchedWarmUp
 
 LENGTHS = [3, 4, 5, 9, 3, 4, 5, 4, 4, 4]
 

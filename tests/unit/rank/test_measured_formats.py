@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from trial_lib.rank.flops import FlopCounter, SavedActivations
-from trial_lib.rank.memory import bytes_by_code, formats, names, settled
+from zerotune.trial_lib.rank.flops import FlopCounter, SavedActivations
+from zerotune.trial_lib.rank.memory import bytes_by_code, formats, names, settled
 
 
 def engine(module: torch.nn.Module | None = None, half: str = "", device: str = "cpu") -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.rank import huggingface_trainer
+from zerotune.trial_lib.rank import huggingface_trainer
 
 
 class Hub:

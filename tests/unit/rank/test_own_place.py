@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from trial_lib.rank.own_place import OwnPlace, own_devices, own_method
+from zerotune.trial_lib.rank.own_place import OwnPlace, own_devices, own_method
 
 OWN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501", "CUDA_VISIBLE_DEVICES": "6,7"}
 

@@ -5,14 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trial_lib.messages import folders
+from zerotune.trial_lib.messages import folders
 
 # As DeepSpeed reads them: the engine's configuration, zero.Init's, and one that was read before.
 RANK = """
 import json, sys
 from pathlib import Path
 sys.modules["mlflow"] = None
-from trial_lib.rank.redirects import swap_into_own_folder
+from zerotune.trial_lib.rank.redirects import swap_into_own_folder
 swap_into_own_folder(Path({scratch!r}))
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig

@@ -2,8 +2,17 @@
 
 import pytest
 
-from trial_lib.messages.measurement import STEP_PARTS, TracedStep
-from trial_lib.rank.step_trace import BOUNDARY, PREFIX, WAIT, Span, TraceEvent, collective_part, parts_of, window_of
+from zerotune.trial_lib.messages.measurement import STEP_PARTS, TracedStep
+from zerotune.trial_lib.rank.step_trace import (
+    BOUNDARY,
+    PREFIX,
+    WAIT,
+    Span,
+    TraceEvent,
+    collective_part,
+    parts_of,
+    window_of,
+)
 
 S = 1_000_000_000
 

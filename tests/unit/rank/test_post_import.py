@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from trial_lib.rank.patching import when_imported
+from zerotune.trial_lib.rank.patching import when_imported
 
 
 @pytest.fixture

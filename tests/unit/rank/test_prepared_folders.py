@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.rank import user_files
-from trial_lib.rank.user_files import UserFiles
+from zerotune.trial_lib.rank import user_files
+from zerotune.trial_lib.rank.user_files import UserFiles
 
 
 def files_of(folder: Path, began: float, layered_device: int | None = None) -> UserFiles:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trial_lib.launch.processes import watchdog
-from trial_lib.rank import closing, device
+from zerotune.trial_lib.launch.processes import watchdog
+from zerotune.trial_lib.rank import closing, device
 
 _SET_NAME, _GET_NAME = 15, 16
 # As long as a name may be: in the middle of a character.

@@ -5,9 +5,9 @@ import enum
 
 import pytest
 
-from trial_lib.rank import batch_source
-from trial_lib.rank.batch_source import values_read
-from trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank import batch_source
+from zerotune.trial_lib.rank.batch_source import values_read
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
 
 
 class Kernel(enum.Enum):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from trial_lib.rank import device, rank
+from zerotune.trial_lib.rank import device, rank
 
 
 class Ended(Exception):  # noqa: N818 - stands in for the end of a process

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.rank.device import CpuDevice
-from trial_lib.rank.memory import RankMemory
+from zerotune.trial_lib.rank.device import CpuDevice
+from zerotune.trial_lib.rank.memory import RankMemory
 
 
 class Gpu:

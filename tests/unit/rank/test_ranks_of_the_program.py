@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.rank import own_ends
-from trial_lib.rank.own_ends import launcher_of
+from zerotune.trial_lib.rank import own_ends
+from zerotune.trial_lib.rank.own_ends import launcher_of
 
 
 @pytest.mark.parametrize(

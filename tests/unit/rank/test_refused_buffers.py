@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.rank.endings import named_refusal
+from zerotune.trial_lib.rank.endings import named_refusal
 
 
 @pytest.mark.parametrize("said", ["Not enough buffers 0 for swapping 1", "param 38 already assigned swap buffer id 10"])

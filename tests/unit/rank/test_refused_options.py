@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.rank import batch_source
-from trial_lib.rank.program_facts import refused_options
+from zerotune.trial_lib.rank import batch_source
+from zerotune.trial_lib.rank.program_facts import refused_options
 
 Parse = Callable[[argparse.ArgumentParser], Any]
 

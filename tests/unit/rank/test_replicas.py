@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import replicas_of
-from trial_lib.rank import engine_watch
-from trial_lib.rank.engine_watch import refuse_other_replicas
+from zerotune.trial_lib.deepspeed_config.overrides import replicas_of
+from zerotune.trial_lib.rank import engine_watch
+from zerotune.trial_lib.rank.engine_watch import refuse_other_replicas
 
 
 def test_replicas_are_deepspeeds() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, SequentialSampler
 
-from trial_lib.rank.loader_batches import samples_of
+from zerotune.trial_lib.rank.loader_batches import samples_of
 
 
 class Numbers(Dataset[int]):

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from trial_lib.rank.step_trace import _FUNCTIONS
+from zerotune.trial_lib.rank.step_trace import _FUNCTIONS
 
 
 @pytest.mark.parametrize("function", _FUNCTIONS, ids=lambda each: f"{each[1]}.{each[2]}")

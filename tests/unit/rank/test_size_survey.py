@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.messages.measurement import Arrival
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.surveys import SizeSurvey, vary
+from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.surveys import SizeSurvey, vary
 
 
 @pytest.mark.parametrize("rows", [[102, 39, 64, 15, 102, 9, 24], [9, 15, 9, 9], [1, 2, 3]])

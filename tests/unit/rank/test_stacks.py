@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.rank.endings import doing, place_of, stack_of
+from zerotune.trial_lib.rank.endings import doing, place_of, stack_of
 
 COLLECTIVE = "/home/me/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.rank import patching as replacing
-from trial_lib.rank.patching import OF_RANKS, note_names, stand_in
+from zerotune.trial_lib.rank import patching as replacing
+from zerotune.trial_lib.rank.patching import OF_RANKS, note_names, stand_in
 
 
 def old(_: Any) -> str:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.rank.counted_steps import CountedStep, CountedSteps
-from trial_lib.rank.engine_watch import PARTS, PartTimer, StepClock
+from zerotune.trial_lib.rank.counted_steps import CountedStep, CountedSteps
+from zerotune.trial_lib.rank.engine_watch import PARTS, PartTimer, StepClock
 
 LOAD_S, LAUNCH_S = 0.020, 0.005
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trial_lib.rank import losses as step_losses
+from zerotune.trial_lib.rank import losses as step_losses
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -2,7 +2,7 @@ from collections import UserDict, namedtuple
 
 import torch
 
-from trial_lib.rank.loader_batches import stretched
+from zerotune.trial_lib.rank.loader_batches import stretched
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.messages.orders import SizeMemory, foreseen, will_fit
-from trial_lib.rank.sizes import Sizes
+from zerotune.trial_lib.messages.orders import SizeMemory, foreseen, will_fit
+from zerotune.trial_lib.rank.sizes import Sizes
 
 MIB = 2**20
 

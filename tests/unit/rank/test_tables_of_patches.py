@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.rank.patching import Change, Patch, always, around, installed
+from zerotune.trial_lib.rank.patching import Change, Patch, always, around, installed
 
 
 class Owner:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from trial_lib.rank.tensor_parallel import (
+from zerotune.trial_lib.rank.tensor_parallel import (
     digest,
     expert_counts,
     expert_ranks,

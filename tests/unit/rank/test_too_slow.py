@@ -3,8 +3,8 @@ import random
 
 import pytest
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.rank.probe import ERROR_RATE, is_hopeless, looks_after, throughput_bound, too_slow_reason
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.rank.probe import ERROR_RATE, is_hopeless, looks_after, throughput_bound, too_slow_reason
 
 
 def looked_at(step_times, samples, to_beat):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "zerotune"
 # Everything in these rooms, and whatever of ours it imports.
 ROOMS = ("trial_lib/rank", "trial_lib/messages", "trial_lib/launch/processes")
 # The last is a requirement of DeepSpeed's, so it is where DeepSpeed is.
@@ -18,7 +19,7 @@ WITHIN_FUNCTIONS = {"hjson", "cpuinfo", "yaml", "pynvml"}
 def test_nothing_else_is_imported() -> None:
     at_the_top: set[str] = set()
     within: set[str] = set()
-    waiting = [file for room in ROOMS for file in (ROOT / room).glob("*.py")]
+    waiting = [file for room in ROOMS for file in (PACKAGE / room).glob("*.py")]
     seen: set[Path] = set()
     while waiting:
         file = waiting.pop()
@@ -27,11 +28,11 @@ def test_nothing_else_is_imported() -> None:
         seen.add(file)
         for name, is_at_top in _imports(file):
             package = name.partition(".")[0]
-            if package == "trial_lib":
+            if package == "zerotune":
                 waiting += [each for each in _files(name) if each.is_file()]
             elif package not in sys.stdlib_module_names:
                 (at_the_top if is_at_top else within).add(package)
-    assert len(seen) > sum(1 for room in ROOMS for _ in (ROOT / room).glob("*.py"))
+    assert len(seen) > sum(1 for room in ROOMS for _ in (PACKAGE / room).glob("*.py"))
     assert at_the_top - AT_THE_TOP == set()
     assert within - AT_THE_TOP - WITHIN_FUNCTIONS == set()
 

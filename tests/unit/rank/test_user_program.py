@@ -8,7 +8,7 @@ import pytest
 
 _RUN = """
 import multiprocessing, sys
-from trial_lib.rank.user_program import run_program
+from zerotune.trial_lib.rank.user_program import run_program
 sys.path.insert(0, ".")
 run_program({program}, [])
 """

@@ -5,7 +5,7 @@ import threading
 import psutil
 import pytest
 
-from trial_lib.rank import closing
+from zerotune.trial_lib.rank import closing
 
 
 def test_a_kernel_that_keeps_no_account_of_bytes_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.units import PROCESSOR_TIME, gain_line, name_of
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.units import PROCESSOR_TIME, gain_line, name_of
 
 
 def test_the_answer_has_the_gain_its_interval_and_the_configuration() -> None:

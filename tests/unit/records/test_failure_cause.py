@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.records.result import as_sentence
+from zerotune.trial_lib.records.result import as_sentence
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import pytest
 
-from trial_lib.messages.measurement import STEP_PARTS
-from trial_lib.plan.step_time import PARTS
-from trial_lib.records.step_account import StepAccount, advice_on
-from trial_lib.search.catalogue import KNOBS
-from trial_lib.search.effects import Surroundings
-from trial_lib.search.knobs import STAGE
+from zerotune.trial_lib.messages.measurement import STEP_PARTS
+from zerotune.trial_lib.plan.step_time import PARTS
+from zerotune.trial_lib.records.step_account import StepAccount, advice_on
+from zerotune.trial_lib.search.catalogue import KNOBS
+from zerotune.trial_lib.search.effects import Surroundings
+from zerotune.trial_lib.search.knobs import STAGE
 
 REDUCED = {"compute": 0.8, "reducing": 0.2}
 SHARES = {"compute": 0.5, "gathering": 0.38, "update": 0.1, "reducing": 0.012, "data": 0.008}

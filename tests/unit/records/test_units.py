@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.records.units import bytes_shown, interval, quantity
+from zerotune.trial_lib.records.units import bytes_shown, interval, quantity
 
 
 @pytest.mark.parametrize(

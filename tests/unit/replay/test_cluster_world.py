@@ -9,8 +9,8 @@ from benchmarks.replay.cluster import CLUSTERS, FIRST_STEP_SHARE, ClusterWorld, 
 from benchmarks.replay.cluster_model import Cluster, Transformer, Zero
 from benchmarks.replay.recorded import read_table
 from benchmarks.replay.run import TABLES, world_of
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.result import Outcome
 
 MODEL = Transformer(layers=24, hidden=2048, sequence=2048, recompute=False)
 SMALL, LARGE = Cluster(8, MODEL), Cluster(1024, MODEL)

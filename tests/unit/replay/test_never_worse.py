@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.replay.never_worse import SWITCHED, answer_of, figures_of, started_anywhere
 from benchmarks.replay.table import TableWorld
-from trial_lib.messages.turned import CHECKPOINTING
-from trial_lib.records.switches import switches_of
+from zerotune.trial_lib.messages.turned import CHECKPOINTING
+from zerotune.trial_lib.records.switches import switches_of
 
 
 @pytest.fixture(scope="module")

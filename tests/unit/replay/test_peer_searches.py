@@ -11,7 +11,7 @@ from benchmarks.replay.deepspeed_rule import DeepSpeedRule
 from benchmarks.replay.driver import simulate
 from benchmarks.replay.methods import METHODS, create
 from benchmarks.replay.table import TableWorld
-from trial_lib.search.methods import SearchSettings
+from zerotune.trial_lib.search.methods import SearchSettings
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay.recorded import TableHead, TableRow, append_line, read_table
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import drop_torn_tail
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Memory, ModelProfile, Outcome
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.files import drop_torn_tail
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome
 
 HEAD = TableHead(
     name="two\u2028lines",

@@ -8,7 +8,7 @@ from small_table import LARGE_BUCKET, PLAIN, SMALL_BUCKET, candidate, small_tabl
 from benchmarks.replay.driver import Replay, ReplayedTrial
 from benchmarks.replay.regret import Course
 from benchmarks.replay.table import TableWorld
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 WORLD = TableWorld(small_table())
 BEST = candidate(PLAIN, 11)

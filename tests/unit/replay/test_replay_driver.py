@@ -7,8 +7,8 @@ from small_table import LARGE_BUCKET, PHASES, PLAIN, SMALL_BUCKET, candidate, sm
 
 from benchmarks.replay.driver import simulate
 from benchmarks.replay.table import TableWorld
-from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
-from trial_lib.records.result import SEARCH_METRICS, Outcome
+from zerotune.trial_lib.records.candidate import Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome
 
 TRIAL, GROUP_START = sum(PHASES.values()), 6.0
 WORLD = TableWorld(small_table())

@@ -5,7 +5,7 @@ import random
 from small_table import HEAD, candidate, ran, table
 
 from benchmarks.replay.table import TableWorld
-from trial_lib.records.switches import switches_of
+from zerotune.trial_lib.records.switches import switches_of
 
 ATTENTIONS, ALLOCATORS = ("sdpa", "eager"), ("default", "segments")
 

@@ -7,7 +7,7 @@ import pytest
 from small_table import HEAD, LARGE_BUCKET, PLAIN, SMALL_BUCKET, candidate, failed, ran, small_table, table
 
 from benchmarks.replay.table import TableWorld
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from benchmarks.replay.driver import simulate
 from benchmarks.replay.methods import create
 from benchmarks.replay.whole_cluster import WHOLE_CLUSTERS, WholeClusterWorld
-from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, WORKERS
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, WORKERS
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
 
 NAME = "1.3B on 8 whole"
 TYPED = {CHECKPOINTING: "none", COMPILE: False, ATTENTION: "sdpa", FUSED: False, WORKERS: 0}

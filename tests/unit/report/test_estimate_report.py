@@ -1,10 +1,10 @@
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.report.estimate_report import estimate_report
-from trial_lib.search.allocations import ForeseenArm, SizeLine
-from trial_lib.study.known_trials import KnownTrials
-from trial_lib.study.limits import SizeLimit
-from trial_lib.study.program import completed_config
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.report.estimate_report import estimate_report
+from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
+from zerotune.trial_lib.study.known_trials import KnownTrials
+from zerotune.trial_lib.study.limits import SizeLimit
+from zerotune.trial_lib.study.program import completed_config
 
 MIB = 2**20
 PROFILE = ModelProfile(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from report_fixtures import MARKUP, SECRET, only_history, recorded_study, study_with_failures
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.units import duration
-from trial_lib.report.html_report import draw_figures, render_figures, render_report, write_report
-from trial_lib.report.read_study import read_study
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.units import duration
+from zerotune.trial_lib.report.html_report import draw_figures, render_figures, render_report, write_report
+from zerotune.trial_lib.report.read_study import read_study
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from report_fixtures import recorded_study
 
-from trial_lib.records.candidate import Purpose
-from trial_lib.report.read_study import read_study
-from trial_lib.report.study_view import StudyView, TrialView
-from trial_lib.report.tables import KnobEffect, knob_effects
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.report.read_study import read_study
+from zerotune.trial_lib.report.study_view import StudyView, TrialView
+from zerotune.trial_lib.report.tables import KnobEffect, knob_effects
 
 STAGE, OVERLAP, BUCKET = (f"zero_optimization.{name}" for name in ("stage", "overlap_comm", "reduce_bucket_size"))
 

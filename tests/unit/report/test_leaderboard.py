@@ -1,8 +1,8 @@
 """The order of the leaderboard, and the columns of every table of trials."""
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.report.study_view import LeaderboardRow, flat_knobs, leaderboard, trial_columns
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.report.study_view import LeaderboardRow, flat_knobs, leaderboard, trial_columns
 
 CANDIDATES = {
     number: Candidate(knobs={"zero_optimization": {"stage": 1, "overlap_comm": True}}, micro_batch_size=number + 1)

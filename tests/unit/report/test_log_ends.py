@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.folders import StudyPaths, TrialPaths
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.report.read_study import LogEnds, first_failed
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.folders import StudyPaths, TrialPaths
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.report.read_study import LogEnds, first_failed
 
 
 def failed(number: int, ran: TrialPaths, purpose: Purpose = Purpose.SEARCH) -> TrialResult:

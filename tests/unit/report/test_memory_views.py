@@ -3,13 +3,13 @@
 import pytest
 
 from tests.unit.search.test_foreseen_bytes import BASE, GIB, MIB, PROFILE, arm, candidate
-from trial_lib.messages.errors import InputError
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.report.study_view import memory_views
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel
-from trial_lib.study.open_search import foreseen_in, keep_arms
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.report.study_view import memory_views
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.study.open_search import foreseen_in, keep_arms
 
 
 def ended(number, above, **more):

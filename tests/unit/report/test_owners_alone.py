@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from simulated_studies import Experiment
 
-from trial_lib.report.html_report import write_report
-from trial_lib.tracking.runs import schema_lock
+from zerotune.trial_lib.report.html_report import write_report
+from zerotune.trial_lib.tracking.runs import schema_lock
 
 
 @pytest.fixture(autouse=True, params=[0o000, 0o022, 0o077])

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from plan_fixtures import GIB, MARKUP, SECRET, devices_by_hand, plan_by_hand, plan_folder, run_by_hand
 
-from trial_lib.plan.answer import likelihood
-from trial_lib.plan.plan_record import PlanPaths, write_run
-from trial_lib.report.html_report import Drawn
-from trial_lib.report.plan_figures import (
+from zerotune.trial_lib.plan.answer import likelihood
+from zerotune.trial_lib.plan.plan_record import PlanPaths, write_run
+from zerotune.trial_lib.report.html_report import Drawn
+from zerotune.trial_lib.report.plan_figures import (
     arms_memory_figure,
     arms_time_figure,
     count_memory_figure,
     figure_text,
     speed_figure,
 )
-from trial_lib.report.plan_page import render_plan, step_run, write_plan_page
-from trial_lib.report.step_figure import HOST, host_figure, line_figure, step_line
+from zerotune.trial_lib.report.plan_page import render_plan, step_run, write_plan_page
+from zerotune.trial_lib.report.step_figure import HOST, host_figure, line_figure, step_line
 
 H100 = devices_by_hand("h100-80gb", 79.1)
 

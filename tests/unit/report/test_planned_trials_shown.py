@@ -6,12 +6,12 @@ import pytest
 from rich.console import Console
 
 from tests.report_fixtures import recorded_study, with_results
-from trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
-from trial_lib.records.folders import StudyRecord
-from trial_lib.report.html_report import render_report
-from trial_lib.report.read_study import read_study
-from trial_lib.report.tables import planned_rows, print_study
-from trial_lib.tracking.run_content import study_content, trial_content
+from zerotune.trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
+from zerotune.trial_lib.records.folders import StudyRecord
+from zerotune.trial_lib.report.html_report import render_report
+from zerotune.trial_lib.report.read_study import read_study
+from zerotune.trial_lib.report.tables import planned_rows, print_study
+from zerotune.trial_lib.tracking.run_content import study_content, trial_content
 
 GIB = 2**30
 PLANNED = PlannedTrials(

@@ -23,13 +23,13 @@ from report_fixtures import (
 )
 from rich.console import Console
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.messages.errors import InputError
-from trial_lib.report.html_report import write_report
-from trial_lib.report.read_study import read_study
-from trial_lib.report.study_view import failure_groups
-from trial_lib.report.tables import print_study
-from trial_lib.study.folder import find_study
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.report.html_report import write_report
+from zerotune.trial_lib.report.read_study import read_study
+from zerotune.trial_lib.report.study_view import failure_groups
+from zerotune.trial_lib.report.tables import print_study
+from zerotune.trial_lib.study.folder import find_study
 
 
 def test_a_finished_study_has_its_answer_what_it_changes_and_how_to_use_it(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ import pytest
 from report_fixtures import recorded_study
 from rich.console import Console
 
-from flows.terminal import LiveView
-from tasks import results
-from trial_lib.records.folders import StudyPaths
-from trial_lib.report import study_view
-from trial_lib.report.html_report import render_report
-from trial_lib.report.read_study import read_study
-from trial_lib.report.study_view import TrialColumn, trial_columns
-from trial_lib.report.tables import print_study
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.history import StudyState, read_history
+from zerotune.flows.terminal import LiveView
+from zerotune.tasks import results
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.report import study_view
+from zerotune.trial_lib.report.html_report import render_report
+from zerotune.trial_lib.report.read_study import read_study
+from zerotune.trial_lib.report.study_view import TrialColumn, trial_columns
+from zerotune.trial_lib.report.tables import print_study
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.history import StudyState, read_history
 
 HEADING, CELL = "a new column", "7,777,777"
 

@@ -3,12 +3,12 @@
 import random
 from dataclasses import dataclass, field
 
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.adaptive import AdaptiveSearch
-from trial_lib.search.base import SearchProblem
-from trial_lib.search.knobs import Arm, Knob, SearchSpace, get_knob
-from trial_lib.search.methods import AdaptiveSettings
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.adaptive import AdaptiveSearch
+from zerotune.trial_lib.search.base import SearchProblem
+from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace, get_knob
+from zerotune.trial_lib.search.methods import AdaptiveSettings
 
 MB = 2**20
 PROFILE = ModelProfile(

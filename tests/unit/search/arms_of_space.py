@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from trial_lib.records.result import ProgramProfile
-from trial_lib.search.arms import RequestedKnob, build_space, without_effect
-from trial_lib.search.effects import Surroundings
-from trial_lib.search.knobs import Arm, SearchSpace
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.search.arms import RequestedKnob, build_space, without_effect
+from zerotune.trial_lib.search.effects import Surroundings
+from zerotune.trial_lib.search.knobs import Arm, SearchSpace
 
 ZERO = "zero_optimization"
 ALL = (0, 1, 2, 3)

@@ -3,11 +3,11 @@
 import random
 from dataclasses import dataclass, field
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
-from trial_lib.search.arms import build_space, surroundings_of
-from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.methods import METHODS
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.arms import build_space, surroundings_of
+from zerotune.trial_lib.search.base import Search, SearchProblem
+from zerotune.trial_lib.search.methods import METHODS
 
 PARAMS = 10_000_000_000
 GB = 10**9

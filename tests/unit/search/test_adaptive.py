@@ -17,14 +17,14 @@ from adaptive_world import (
     trials,
 )
 
-from trial_lib.messages.errors import InputError
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import Outcome
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.knobs import get_knob, set_knob
-from trial_lib.search.memory_model import MemoryModel
-from trial_lib.search.methods import AdaptiveSettings
-from trial_lib.search.sizes import USUAL_RISK, memory_risk
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.knobs import get_knob, set_knob
+from zerotune.trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.search.methods import AdaptiveSettings
+from zerotune.trial_lib.search.sizes import USUAL_RISK, memory_risk
 
 FAILURES = [
     Outcome.CRASHED,

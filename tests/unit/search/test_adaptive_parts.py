@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from adaptive_world import FINE, SPACE, ended, problem
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
-from trial_lib.search.adaptive import FineTrial, PointCost, propose, stopped_cost
-from trial_lib.search.cost_model import CostModel, Point, SpaceCoordinates
-from trial_lib.search.knobs import Arm, Knob, SearchSpace
-from trial_lib.search.sizes import BatchPolicy, FittingSizes
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.adaptive import FineTrial, PointCost, propose, stopped_cost
+from zerotune.trial_lib.search.cost_model import CostModel, Point, SpaceCoordinates
+from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace
+from zerotune.trial_lib.search.sizes import BatchPolicy, FittingSizes
 
 LARGE = Arm({"zero_optimization": {"stage": 2}}, tuple(Knob(f"zero_optimization.k{i}", (0, 1, 2, 3)) for i in range(4)))
 

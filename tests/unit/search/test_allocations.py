@@ -1,8 +1,8 @@
 import pytest
 
-from trial_lib.records.result import ModelProfile
-from trial_lib.search.allocations import allocations
-from trial_lib.search.zero_settings import ZeroSettings
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.search.allocations import allocations
+from zerotune.trial_lib.search.zero_settings import ZeroSettings
 
 PROFILE = ModelProfile(
     num_params=1000,

@@ -1,9 +1,9 @@
 """What a caching allocator adds to what tensors take: a headroom that is really free, and trials at the edge."""
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 
 MIB, GIB = 2**20, 2**30
 PROFILE = ModelProfile(

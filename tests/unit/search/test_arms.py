@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from arms_of_space import LARGE, ZERO, adaptive, arm, fine, here, labels, told
 
-from trial_lib.search.arms import RequestedKnob, build_space
-from trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
-from trial_lib.search.effects import Surroundings
-from trial_lib.search.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, leaves
+from zerotune.trial_lib.search.arms import RequestedKnob, build_space
+from zerotune.trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
+from zerotune.trial_lib.search.effects import Surroundings
+from zerotune.trial_lib.search.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, leaves
 
 
 def test_on_an_accelerator_stages_are_tried_with_and_without_offload() -> None:

@@ -3,10 +3,10 @@
 import pytest
 from arms_of_space import ALL, ZERO, adaptive, arm, fine, here, labels
 
-from trial_lib.search.arms import RequestedKnob, stages_not_tried
-from trial_lib.search.catalogue import OFFLOAD_OPTIMIZER
-from trial_lib.search.effects import Surroundings
-from trial_lib.search.knobs import STAGE, Knob
+from zerotune.trial_lib.search.arms import RequestedKnob, stages_not_tried
+from zerotune.trial_lib.search.catalogue import OFFLOAD_OPTIMIZER
+from zerotune.trial_lib.search.effects import Surroundings
+from zerotune.trial_lib.search.knobs import STAGE, Knob
 
 
 def test_an_optimizer_of_the_codes_own_may_be_offloaded() -> None:

@@ -1,6 +1,6 @@
 """One global batch under several layouts."""
 
-from trial_lib.search.sizes import BatchPolicy
+from zerotune.trial_lib.search.sizes import BatchPolicy
 
 
 def test_another_layout_keeps_the_global_batch() -> None:

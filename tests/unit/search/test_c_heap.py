@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.plan.arm_bytes import MAPPED_FROM, CHeap
+from zerotune.trial_lib.plan.arm_bytes import MAPPED_FROM, CHeap
 
 MIB = 2**20
 SLACK = 4096

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.search.arms import CandidateNames
-from trial_lib.search.catalogue import KNOBS
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.search.arms import CandidateNames
+from zerotune.trial_lib.search.catalogue import KNOBS
 
 
 def candidate(size: int = 16, stage: int | None = 2, **zero: Any) -> Candidate:

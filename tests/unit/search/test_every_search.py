@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from simulated_model import SMALL, Model, asked, drive, failed, ran, replay, result, search, told
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import SEARCH_METRICS, Outcome
-from trial_lib.search import methods
-from trial_lib.search.knobs import SearchSpace
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome
+from zerotune.trial_lib.search import methods
+from zerotune.trial_lib.search.knobs import SearchSpace
 
 METHODS = sorted(methods.METHODS.keys() - {"adaptive", "micro_batch"})
 BOUNDS = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)

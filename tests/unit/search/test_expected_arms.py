@@ -5,12 +5,12 @@ import math
 import pytest
 from adaptive_world import SPACE, SimulatedModel, adaptive, drive, ended, problem, trials
 
-from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
-from trial_lib.search.base import ExpectedArm, expected_costs, key_in_plan, key_of, without_hopeless
-from trial_lib.search.cost_model import prior_costs
-from trial_lib.search.zero_settings import arm_key
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.base import ExpectedArm, expected_costs, key_in_plan, key_of, without_hopeless
+from zerotune.trial_lib.search.cost_model import prior_costs
+from zerotune.trial_lib.search.zero_settings import arm_key
 
 BASE = problem().base_config
 KEYS = {arm.label: key_of(arm, BASE) for arm in SPACE.arms}

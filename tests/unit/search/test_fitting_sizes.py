@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.search.sizes import leading
+from zerotune.trial_lib.search.sizes import leading
 
 COUNTS = range(12)
 

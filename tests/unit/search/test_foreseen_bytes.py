@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.allocations import ForeseenArm, SizeLine, nearest_arm
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine, nearest_arm
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel
 
 MIB, GIB = 2**20, 2**30
 PROFILE = ModelProfile(

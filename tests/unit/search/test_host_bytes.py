@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.records.result import ModelProfile
-from trial_lib.search.allocations import host_bytes
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.search.allocations import host_bytes
 
 # A share of 2^28 elements on each of four devices: what is locked is a power of two as it is.
 PARAMS, SLOTS = 2**30, 4

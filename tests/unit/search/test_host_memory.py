@@ -2,12 +2,12 @@
 
 import pytest
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.allocations import ForeseenArm, SizeLine
-from trial_lib.search.budgets import HostMemory, MemoryBasis
-from trial_lib.search.knobs import Arm, Knob
-from trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
+from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
+from zerotune.trial_lib.search.knobs import Arm, Knob
+from zerotune.trial_lib.search.memory_model import MemoryModel
 
 GIB = 2**30
 SLOTS = 8

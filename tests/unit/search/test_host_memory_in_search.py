@@ -3,9 +3,9 @@
 import pytest
 from adaptive_world import PROFILE, SPACE, SimulatedModel, adaptive, drive, ended, problem, trials
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
-from trial_lib.search.knobs import get_knob
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.knobs import get_knob
 
 DEVICE = "zero_optimization.offload_optimizer.device"
 NO_ROOM = PROFILE.model_copy(update={"host_mem": 1_000_000})

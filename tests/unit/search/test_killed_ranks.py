@@ -2,7 +2,7 @@
 
 from adaptive_world import SimulatedModel, adaptive, drive, ended, trials
 
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 KILLED = ended(Outcome.CRASHED).model_copy(update={"from_outside": True})
 

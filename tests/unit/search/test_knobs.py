@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.search.knobs import SearchSpace
+from zerotune.trial_lib.search.knobs import SearchSpace
 
 LARGE = 10**11
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.search.arms_of_space import adaptive, fine, here, labels, told
-from trial_lib.deepspeed_config.layout import AUTOTP, LAYOUTS, PROGRAM, ModelShape, Replicas
-from trial_lib.inputs.search_space import read_search_space
-from trial_lib.messages.errors import InputError
-from trial_lib.search.arms import RequestedKnob, layouts_not_tried
+from zerotune.trial_lib.deepspeed_config.layout import AUTOTP, LAYOUTS, PROGRAM, ModelShape, Replicas
+from zerotune.trial_lib.inputs.search_space import read_search_space
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.search.arms import RequestedKnob, layouts_not_tried
 
 TENSOR_4 = {"optimizer": {"type": "AdamW"}, "tensor_parallel": {"autotp_size": 4}}
 STAGE_1 = (1,)

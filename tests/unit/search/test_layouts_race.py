@@ -5,10 +5,10 @@ import pytest
 from tests.unit.search.adaptive_world import PROFILE, SPACE, SimulatedModel, adaptive, drive, problem, repeat, trials
 from tests.unit.search.simulated_model import drive as drive_families
 from tests.unit.search.simulated_model import told
-from trial_lib.deepspeed_config.layout import AUTOTP
-from trial_lib.records.candidate import Candidate
-from trial_lib.search.knobs import Arm, SearchSpace, get_knob
-from trial_lib.search.methods import METHODS
+from zerotune.trial_lib.deepspeed_config.layout import AUTOTP
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.search.knobs import Arm, SearchSpace, get_knob
+from zerotune.trial_lib.search.methods import METHODS
 
 TENSOR_2 = {"tensor_parallel": {"autotp_size": 2}}
 LAYOUTS = SearchSpace.of_arms([*SPACE.arms, *(Arm({**arm.knobs, **TENSOR_2}, arm.fine) for arm in SPACE.arms)])

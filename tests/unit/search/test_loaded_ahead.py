@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.search.methods import METHODS
+from zerotune.trial_lib.search.methods import METHODS
 
 SEARCH = """
 import sys
 from importlib import import_module
 
 from simulated_model import drive, ran, search
-from trial_lib.search.methods import METHODS
+from zerotune.trial_lib.search.methods import METHODS
 
 method = sys.argv[1]
 tuner = search(method, max_trials=14)

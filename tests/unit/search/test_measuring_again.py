@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 from adaptive_world import SimulatedModel, adaptive, drive, ended, problem, trials
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome
-from trial_lib.search.knobs import Arm, SearchSpace
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.knobs import Arm, SearchSpace
 
 
 def test_only_what_may_be_the_answer_is_asked_for_again_and_never_beside_itself():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.search.sizes import memory_risk, worth_of_sweep
+from zerotune.trial_lib.search.sizes import memory_risk, worth_of_sweep
 
 
 def test_the_first_trial_risks_what_is_usual_and_a_search_without_failures_twice_that():

@@ -3,7 +3,7 @@
 import pytest
 from simulated_model import asked, drive, failed, ran, replay, search, told
 
-from trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 
 def model(largest, fastest=10**9, outcome=Outcome.OUT_OF_MEMORY):

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from tests.unit.search.arms_of_space import ZERO, adaptive, fine, here, labels, told
-from trial_lib.inputs.search_space import read_search_space
-from trial_lib.messages.errors import InputError
-from trial_lib.records.candidate import Candidate
-from trial_lib.search.arms import CandidateNames, RequestedKnob, not_known
-from trial_lib.search.catalogue import KNOBS
-from trial_lib.study.loss_agreement import changes_of_mathematics
+from zerotune.trial_lib.inputs.search_space import read_search_space
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.search.arms import CandidateNames, RequestedKnob, not_known
+from zerotune.trial_lib.search.catalogue import KNOBS
+from zerotune.trial_lib.study.loss_agreement import changes_of_mathematics
 
 OPTIMIZER = f"{ZERO}.offload_optimizer"
 RATIO = f"{OPTIMIZER}.ratio"

@@ -3,9 +3,9 @@
 import pytest
 from adaptive_world import SPACE, SimulatedModel, adaptive, drive, problem, trials
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome
-from trial_lib.search.methods import METHODS as OWN
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.methods import METHODS as OWN
 
 METHODS = ["adaptive", "asha", "binary", "random"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.study.limits import ops_of
+from zerotune.trial_lib.study.limits import ops_of
 
 
 def with_optimizer(name: str, device: str | None = None, **zero: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from trial_lib.search.peak_regression import Mixture, PeakRegression, Prior
+from zerotune.trial_lib.search.peak_regression import Mixture, PeakRegression, Prior
 
 
 def regression():

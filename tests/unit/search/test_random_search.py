@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 from simulated_model import SMALL, Model, asked, drive, failed, ran, search, sizes_by_family, told
 
-from trial_lib.search.dsat import _heads
+from zerotune.trial_lib.search.dsat import _heads
 
 STAGE_1_GUESS = 39  # (80 - 40 - 0.4 - 0.8 / 4) GB / 1 GB
 

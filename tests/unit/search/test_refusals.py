@@ -3,8 +3,8 @@
 import pytest
 from arms_of_space import here
 
-from trial_lib.search import arms
-from trial_lib.search.arms import Refusals
+from zerotune.trial_lib.search import arms
+from zerotune.trial_lib.search.arms import Refusals
 
 STAGE_2 = {"zero_optimization": {"stage": 2}}
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, Layout
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import ModelProfile
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel
-from trial_lib.search.zero_settings import activation_share, arm_key, on_a_device
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, Layout
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.search.zero_settings import activation_share, arm_key, on_a_device
 
 GIB = 2**30
 PROFILE = ModelProfile(

@@ -7,10 +7,10 @@ import adaptive_world
 import pytest
 import simulated_model
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.base import SharedReasons
-from trial_lib.search.knobs import Arm, SearchSpace
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.base import SharedReasons
+from zerotune.trial_lib.search.knobs import Arm, SearchSpace
 
 TWICE = (
     "The program raised RuntimeError: gradient {} computed twice for this partition. Log: /x/trials/{:04d}/rank0.log"

@@ -1,7 +1,15 @@
 import pytest
 
-from trial_lib.records.result import ModelProfile
-from trial_lib.search.zero_settings import FULL, HALF, Precision, first_guess, on_a_device, precision_of, state_bytes
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.search.zero_settings import (
+    FULL,
+    HALF,
+    Precision,
+    first_guess,
+    on_a_device,
+    precision_of,
+    state_bytes,
+)
 
 
 def profile(**changes):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from trial_lib.messages.turned import FUSED, WORKERS
-from trial_lib.records.switches import path_of
-from trial_lib.search.cost_model import SpaceCoordinates, fine_cost, prior_costs
-from trial_lib.search.knobs import Arm, Knob, SearchSpace
+from zerotune.trial_lib.messages.turned import FUSED, WORKERS
+from zerotune.trial_lib.records.switches import path_of
+from zerotune.trial_lib.search.cost_model import SpaceCoordinates, fine_cost, prior_costs
+from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace
 
 
 def cost(**switches: object) -> float:

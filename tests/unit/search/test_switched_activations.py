@@ -3,10 +3,10 @@
 import pytest
 from test_memory_model import GIB, MIB, OUT_OF_MEMORY, PROFILE, ran
 
-from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE
-from trial_lib.records.candidate import Candidate
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import Keeps, MemoryModel, keeps
+from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import Keeps, MemoryModel, keeps
 
 TYPED = {CHECKPOINTING: "every_second", ATTENTION: "sdpa", COMPILE: False}
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from arms_of_space import adaptive, arm, here, labels, told
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.search.arms import CandidateNames, RequestedKnob, build_space
-from trial_lib.search.knobs import STAGE, SearchSpace, get_knob, leaves, set_knob
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.search.arms import CandidateNames, RequestedKnob, build_space
+from zerotune.trial_lib.search.knobs import STAGE, SearchSpace, get_knob, leaves, set_knob
 
 GC = RequestedKnob("program.--gc", (True, False), coarse=True)
 THREADS = RequestedKnob("program.OMP_NUM_THREADS", (1, 2), coarse=False)

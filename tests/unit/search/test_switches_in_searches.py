@@ -3,11 +3,11 @@
 import pytest
 from simulated_model import SMALL, asked, drive, ran, replay, result, told
 
-from trial_lib.records.candidate import Candidate, Sweep
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.arms import RequestedKnob, build_space, surroundings_of
-from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.methods import METHODS
+from zerotune.trial_lib.records.candidate import Candidate, Sweep
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.search.arms import RequestedKnob, build_space, surroundings_of
+from zerotune.trial_lib.search.base import Search, SearchProblem
+from zerotune.trial_lib.search.methods import METHODS
 
 BASE = {
     "train_micro_batch_size_per_gpu": 4,

@@ -3,10 +3,10 @@
 import pytest
 from test_memory_model import HEADROOM, MIB, PROFILE, ran
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.search.allocations import ForeseenArm, SizeLine
-from trial_lib.search.budgets import MemoryBasis
-from trial_lib.search.memory_model import MemoryModel
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
+from zerotune.trial_lib.search.budgets import MemoryBasis
+from zerotune.trial_lib.search.memory_model import MemoryModel
 
 BASE = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, "program": {"--gc": False, "OMP": 1}}
 

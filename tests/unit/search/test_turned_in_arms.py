@@ -2,10 +2,10 @@
 
 from arms_of_space import here, labels
 
-from trial_lib.messages.turned import ATTENTION as PLACE
-from trial_lib.messages.turned import TURNED, WORKERS
-from trial_lib.search.arms import RequestedKnob, build_space, values_not_tried, without_effect
-from trial_lib.study.training_command import lines_to_write
+from zerotune.trial_lib.messages.turned import ATTENTION as PLACE
+from zerotune.trial_lib.messages.turned import TURNED, WORKERS
+from zerotune.trial_lib.search.arms import RequestedKnob, build_space, values_not_tried, without_effect
+from zerotune.trial_lib.study.training_command import lines_to_write
 
 ATTENTION = RequestedKnob("program.model:attention", ("eager", "sdpa", "flash_attention_2"), coarse=True)
 COMPILE = RequestedKnob("program.model:compile", (False, True), coarse=True)

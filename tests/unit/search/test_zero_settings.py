@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.messages.turned import COMPILE
-from trial_lib.records.switches import PROGRAM
-from trial_lib.search.catalogue import KNOBS
-from trial_lib.search.effects import Effect
-from trial_lib.search.knobs import STAGE, set_knob
-from trial_lib.search.zero_settings import ZeroSettings, arm_key, arm_label
+from zerotune.trial_lib.messages.turned import COMPILE
+from zerotune.trial_lib.records.switches import PROGRAM
+from zerotune.trial_lib.search.catalogue import KNOBS
+from zerotune.trial_lib.search.effects import Effect
+from zerotune.trial_lib.search.knobs import STAGE, set_knob
+from zerotune.trial_lib.search.zero_settings import ZeroSettings, arm_key, arm_label
 
 
 def config(**zero):

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.place import ThisHost
-from trial_lib.launch.starters import ColdStarter
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.allocations import ForeseenArm, SizeLine
-from trial_lib.study import runner
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.runner import NotRun
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.launch.place import ThisHost
+from zerotune.trial_lib.launch.starters import ColdStarter
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
+from zerotune.trial_lib.study import runner
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.runner import NotRun
+from zerotune.trial_lib.study.setup import StudySetup
 
 GIB = 2**30
 CONFIG = """

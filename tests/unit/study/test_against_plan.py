@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.study.test_study_plan import CONFIG, CPU, H100, MODEL, devices, opened, record
-from trial_lib.plan.plan_record import PlannedTrials
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.study.against_plan import AgainstPlan
+from zerotune.trial_lib.plan.plan_record import PlannedTrials
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.study.against_plan import AgainstPlan
 
 __all__ = ["opened"]
 BASE = {**CONFIG, "zero_optimization": {"stage": 2}}

@@ -2,12 +2,12 @@
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import BatchSizes, without_tuning_keys
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.study.confirm import gain
-from trial_lib.study.driver import best_result, ignored_batch_reason, untuned_batch
-from trial_lib.study.history import Asked, StudyState, Told
+from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes, without_tuning_keys
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.study.confirm import gain
+from zerotune.trial_lib.study.driver import best_result, ignored_batch_reason, untuned_batch
+from zerotune.trial_lib.study.history import Asked, StudyState, Told
 
 
 def trial(

@@ -2,9 +2,17 @@
 
 import pytest
 
-from trial_lib.messages.turned import FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION, PERSISTENT, PINNED, PREFETCH, WORKERS
-from trial_lib.records.result import Loading, ProgramProfile
-from trial_lib.study.training_command import left_to_write, lines_to_write, options_to_remove, trainer_options
+from zerotune.trial_lib.messages.turned import (
+    FUSED,
+    LOADER_OPTIONS,
+    OPTIMIZER_OPTION,
+    PERSISTENT,
+    PINNED,
+    PREFETCH,
+    WORKERS,
+)
+from zerotune.trial_lib.records.result import Loading, ProgramProfile
+from zerotune.trial_lib.study.training_command import left_to_write, lines_to_write, options_to_remove, trainer_options
 
 OWN = {WORKERS: 0, PINNED: False, FUSED: False}
 SCRIPT = ProgramProfile(

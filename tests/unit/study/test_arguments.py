@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from report_fixtures import RECORDED
 
-from trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.arguments import StudyArguments
 
 
 def arguments(**told: Any) -> StudyArguments:

@@ -8,19 +8,19 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.operations.instant_starter import InstantStarter
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.place import ThisHost
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.folder import FolderError
-from trial_lib.study.history import HistoryReader, Told
-from trial_lib.study.runner import Runner, Work
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.launch.place import ThisHost
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.folder import FolderError
+from zerotune.trial_lib.study.history import HistoryReader, Told
+from zerotune.trial_lib.study.runner import Runner, Work
+from zerotune.trial_lib.study.setup import StudySetup
 
 MODEL = Path(__file__).parents[2] / "programs" / "tiny_study"
 

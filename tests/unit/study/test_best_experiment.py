@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import ProgramProfile
-from trial_lib.study.program import KnownProgram, environment_of, program_of
-from trial_lib.study.training_command import training_command
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.study.program import KnownProgram, environment_of, program_of
+from zerotune.trial_lib.study.training_command import training_command
+from zerotune.trial_lib.study.typed_command import read_command
 
 HOST = Host("cuda", ["0", "1"], 2**30)
 CONFIG = {MICRO_BATCH: 8, "zero_optimization": {"stage": 2}}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.processes import bootstrap
-from trial_lib.study.program import build_root, with_build_folder
+from zerotune.trial_lib.launch.processes import bootstrap
+from zerotune.trial_lib.study.program import build_root, with_build_folder
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_where_neither_can_be_written_the_environment_stays(home: Path, monkeypa
 
 def test_an_op_whose_folder_cannot_be_written_is_told_of_in_a_sentence(home: Path) -> None:
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(home / ".cache" / "named")}
-    command = bootstrap.command(sys.executable, "trial_lib.launch.processes.jit_builds", "ShareMemCommBuilder")
+    command = bootstrap.command(sys.executable, "zerotune.trial_lib.launch.processes.jit_builds", "ShareMemCommBuilder")
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     said = [line for line in ended.stderr.splitlines() if line.startswith("DeepSpeed's ")]

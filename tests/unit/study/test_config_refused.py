@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.messages.errors import InputError
-from trial_lib.study.config_refused import ConfigCheck
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.study.config_refused import ConfigCheck
 
 REFUSALS = [
     {"keys": ["zero_optimization.reduce_bucketsize"], "value": 1, "said": "ValidationError: ...", "what": ""},

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
-from trial_lib.records.units import gain_line
-from trial_lib.study.confirmation import Confirmation, Contender, Finding, ranking
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
+from zerotune.trial_lib.records.units import gain_line
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender, Finding, ranking
 
 LOSSES = [2.0, 1.9, 1.8]
 

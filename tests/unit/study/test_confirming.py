@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import yaml
 
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.place import ThisHost
-from trial_lib.launch.starters import ColdStarter
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import ModelProfile, Outcome, TrialDevice, TrialResult
-from trial_lib.records.units import name_of
-from trial_lib.study.arguments import MINUTES_OVER, StudyArguments
-from trial_lib.study.confirm import answer_of, confirmation_of, next_confirming_plan, no_answer, search_found
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.history import Asked, Event, History, Stopped, Told
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.launch.place import ThisHost
+from zerotune.trial_lib.launch.starters import ColdStarter
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialDevice, TrialResult
+from zerotune.trial_lib.records.units import name_of
+from zerotune.trial_lib.study.arguments import MINUTES_OVER, StudyArguments
+from zerotune.trial_lib.study.confirm import answer_of, confirmation_of, next_confirming_plan, no_answer, search_found
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.history import Asked, Event, History, Stopped, Told
+from zerotune.trial_lib.study.setup import StudySetup
 
 BASE = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
 PROFILE = ModelProfile(

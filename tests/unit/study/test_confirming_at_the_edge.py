@@ -3,7 +3,7 @@
 import pytest
 from test_confirmation import confirm, contender, result, speeds
 
-from trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
 
 
 @pytest.mark.parametrize("steady", [True, False])

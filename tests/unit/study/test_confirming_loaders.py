@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.confirmation import Confirmation, Contender, Finding
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender, Finding
 
 TYPED = {"program": {"loader:num_workers": 0, "model:compile": False}}
 CPU_SECONDS, WALL_SECONDS = {"own": 1.0, "other": 0.8}, {"own": 1.0, "other": 0.9}

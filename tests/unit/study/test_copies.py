@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.records.folders import FullExperimentRecord, StudyPaths, StudyRecord, Whereabouts, whereabouts_of
-from trial_lib.study import folder
-from trial_lib.study.folder import begun_by, read_record, with_own_id, write_record
+from zerotune.trial_lib.records.folders import (
+    FullExperimentRecord,
+    StudyPaths,
+    StudyRecord,
+    Whereabouts,
+    whereabouts_of,
+)
+from zerotune.trial_lib.study import folder
+from zerotune.trial_lib.study.folder import begun_by, read_record, with_own_id, write_record
 
 
 @pytest.fixture
@@ -86,7 +92,7 @@ def test_a_link_to_the_folder_and_a_folder_that_was_restored_in_its_place_are_th
 def test_on_another_host_a_shared_folder_is_the_same_study_and_a_copy_is_one_once_it_is_resumed(
     original: StudyPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("trial_lib.records.folders.platform.node", lambda: "elsewhere")
+    monkeypatch.setattr("zerotune.trial_lib.records.folders.platform.node", lambda: "elsewhere")
     assert id_of(original) == "s-1"
     arrived = copied(original, tmp_path / "arrived")
     shutil.rmtree(original.root)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from simulated_studies import CutShortError, Experiment
 
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.folders import StudyStatus
-from trial_lib.report.html_report import write_report
-from trial_lib.report.read_study import read_study
-from trial_lib.study.confirm import answer_of
-from trial_lib.study.open_study import OpenStudy
-from trial_lib.tracking.run_content import study_description
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.folders import StudyStatus
+from zerotune.trial_lib.report.html_report import write_report
+from zerotune.trial_lib.report.read_study import read_study
+from zerotune.trial_lib.study.confirm import answer_of
+from zerotune.trial_lib.study.open_study import OpenStudy
+from zerotune.trial_lib.tracking.run_content import study_description
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from report_fixtures import STUDY_ID, recorded_study
 
-from flows.records import show_command, sync_command
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import StudyPaths
-from trial_lib.report.html_report import write_report
-from trial_lib.study.earlier import record_of
-from trial_lib.study.folder import begun_by, find_study
-from trial_lib.study.open_study import resume_study
+from zerotune.flows.records import show_command, sync_command
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.report.html_report import write_report
+from zerotune.trial_lib.study.earlier import record_of
+from zerotune.trial_lib.study.folder import begun_by, find_study
+from zerotune.trial_lib.study.open_study import resume_study
 
 
 def half(whole: bytes) -> bytes:

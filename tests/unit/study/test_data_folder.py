@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.prefect_server import is_out_of_processes
-from trial_lib.doctor import DATA, check_write_access
-from trial_lib.messages.errors import InputError
-from trial_lib.study.folder import made_in_data_folder, require_data_folder
+from zerotune.flows.prefect_server import is_out_of_processes
+from zerotune.trial_lib.doctor import DATA, check_write_access
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.study.folder import made_in_data_folder, require_data_folder
 
 
 def test_a_home_that_cannot_be_written_is_named_with_the_remedy(
@@ -35,7 +35,7 @@ def test_a_command_that_has_no_home_to_write_to_ends_before_there_is_a_study(tmp
     environment = {**os.environ, "HOME": str(tmp_path / "home"), "XDG_DATA_HOME": ""}
     environment = {name: value for name, value in environment.items() if not name.startswith("PREFECT_")}
     ended = subprocess.run(
-        [sys.executable, "-c", "from flows.cli import main; main()", *words],
+        [sys.executable, "-c", "from zerotune.flows.cli import main; main()", *words],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -73,7 +73,7 @@ def _nobody(uid: int) -> None:
 
 _NO_THREADS = """
 import sys, threading
-from flows.cli import main
+from zerotune.flows.cli import main
 
 def start(thread):
     raise RuntimeError("can't start new thread")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.plans import deadline_s
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.plans import deadline_s
 
 WINDOW = StepWindow(start_step=3, end_step=5, max_seconds=2.0)
 PROFILED = Candidate(micro_batch_size=1, gradient_accumulation_steps=2)

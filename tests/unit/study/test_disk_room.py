@@ -7,15 +7,22 @@ from pathlib import Path
 import pytest
 from simulated_studies import Experiment
 
-from trial_lib.device.this_host import this_host
-from trial_lib.launch.place import Note, ThisHost
-from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study import folder
-from trial_lib.study.folder import FolderError, check_end, check_folder, check_room, folder_error_told, number_of
-from trial_lib.study.history import unrecorded_ends
-from trial_lib.study.runner import Runner, Work
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.launch.place import Note, ThisHost
+from zerotune.trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study import folder
+from zerotune.trial_lib.study.folder import (
+    FolderError,
+    check_end,
+    check_folder,
+    check_room,
+    folder_error_told,
+    number_of,
+)
+from zerotune.trial_lib.study.history import unrecorded_ends
+from zerotune.trial_lib.study.runner import Runner, Work
 
 
 def result(outcome: Outcome, reason: str = "") -> TrialResult:

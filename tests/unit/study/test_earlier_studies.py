@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 from simulated_studies import CutShortError, Experiment, larger_is_faster
 
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.earlier import earlier_studies_of, find_earlier_studies, levels_of
-from trial_lib.study.open_study import OpenStudy
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.earlier import earlier_studies_of, find_earlier_studies, levels_of
+from zerotune.trial_lib.study.open_study import OpenStudy
 
 
 @pytest.fixture(scope="module")

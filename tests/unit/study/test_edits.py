@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.fingerprint import Edits, fingerprint_in, fingerprint_of
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.fingerprint import Edits, fingerprint_in, fingerprint_of
+from zerotune.trial_lib.study.setup import StudySetup
 
 YAML = "entrypoint: deepspeed train.py\nhyperparameters:\n  deepspeed_config: {train_micro_batch_size_per_gpu: 1}\n"
 

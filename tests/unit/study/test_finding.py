@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trial_lib.study.confirmation import (
+from zerotune.trial_lib.study.confirmation import (
     Confirmed,
     Estimate,
     Finding,

@@ -8,15 +8,15 @@ import pynvml
 import pytest
 import yaml
 
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.study import fingerprint
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.fingerprint import Fingerprint, fingerprint_of
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.study import fingerprint
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.fingerprint import Fingerprint, fingerprint_of
+from zerotune.trial_lib.study.setup import StudySetup
 
 BASE: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}}
 

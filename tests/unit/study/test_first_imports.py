@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.study.program import leading_imports_of
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.study.program import leading_imports_of
+from zerotune.trial_lib.study.typed_command import read_command
 
 
 @pytest.fixture

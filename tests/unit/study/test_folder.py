@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.study.folder import keep_experiment, new_id
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.study.folder import keep_experiment, new_id
 
 YAML = """\
 entrypoint: HF_TOKEN=hf_secret python3 train.py hf_secret

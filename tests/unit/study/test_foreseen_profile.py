@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.unit.plan.pretended_runs import MIB, pretended_run
-from trial_lib.report.estimate_report import simulated_profile
-from trial_lib.search.allocations import ForeseenArm, SizeLine
+from zerotune.trial_lib.report.estimate_report import simulated_profile
+from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
 
 CONFIG = {"zero_optimization": {"stage": 1}}
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.plan_fixtures import plan_folder
 from tests.unit.study.test_study_plan import CONFIG, CPU, H100, devices, record
-from trial_lib.messages.errors import InputError
-from trial_lib.study.study_plan import read_given_plan
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.study.study_plan import read_given_plan
 
 STAGES = (0, 1, 2, 3)
 

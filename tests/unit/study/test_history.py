@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.messages.errors import InputError
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.study.folder import FolderError
-from trial_lib.study.history import (
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.study.folder import FolderError
+from zerotune.trial_lib.study.history import (
     Asked,
     AskedSweep,
     Event,

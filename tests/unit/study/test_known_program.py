@@ -4,11 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes
-from trial_lib.messages.errors import InputError
-from trial_lib.records.result import ProgramProfile
-from trial_lib.study.program import KnownProgram, completed_config, require_sizes, require_switchable, typed_switches
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.study.program import (
+    KnownProgram,
+    completed_config,
+    require_sizes,
+    require_switchable,
+    typed_switches,
+)
+from zerotune.trial_lib.study.typed_command import read_command
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2))
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.records.candidate import Candidate, Purpose, Sweep
-from trial_lib.records.folders import StudyPaths, StudyRecord
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.study.history import Asked, AskedSweep, History, Told
-from trial_lib.study.known_trials import earlier_trials
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
+from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.study.history import Asked, AskedSweep, History, Told
+from zerotune.trial_lib.study.known_trials import earlier_trials
 
 TINY = Path(__file__).parents[2] / "programs" / "tiny_study"
 PROFILE = ModelProfile(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from simulated_studies import BASE, CutShortError, Experiment, larger_is_faster
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome
-from trial_lib.study.arguments import StudyTime
-from trial_lib.study.confirm import answer_of, since_last_study, starting_from
-from trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.study.arguments import StudyTime
+from zerotune.trial_lib.study.confirm import answer_of, since_last_study, starting_from
+from zerotune.trial_lib.study.driver import StudyDriver
 
 
 @pytest.fixture

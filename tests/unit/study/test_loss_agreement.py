@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.study.loss_agreement import LossAgreement, LossCourse, changes_of_mathematics, compare
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.study.loss_agreement import LossAgreement, LossCourse, changes_of_mathematics, compare
 
 COURSE = [5.67, 5.62, 5.60, 5.53, 4.95, 4.72, 4.18]
 

@@ -13,16 +13,16 @@ from statistics import median
 import pytest
 
 from benchmarks.operations.instant_starter import InstantStarter
-from flows.terminal import LiveView
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.place import ThisHost
-from trial_lib.messages.files import write_whole
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.runner import Work
-from trial_lib.study.setup import StudySetup
+from zerotune.flows.terminal import LiveView
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.launch.place import ThisHost
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.runner import Work
+from zerotune.trial_lib.study.setup import StudySetup
 
 TRIALS = 120
 WINDOW = 30

@@ -2,12 +2,12 @@
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes
-from trial_lib.inputs.places import BatchPlace
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.study.profile import as_mapped, held_against, wrong_mapping
-from trial_lib.study.program import KnownProgram
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes
+from zerotune.trial_lib.inputs.places import BatchPlace
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.study.profile import as_mapped, held_against, wrong_mapping
+from zerotune.trial_lib.study.program import KnownProgram
 
 SEEN = ProgramProfile(typed_batch=BatchSizes(train_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=2))
 

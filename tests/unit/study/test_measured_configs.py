@@ -1,8 +1,8 @@
 """Which configurations a study has measured already."""
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.runner import MeasuredConfigs
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.runner import MeasuredConfigs
 
 HASH = "a" * 16
 ASKED = Candidate(knobs={"zero_optimization": {"stage": 1}}, micro_batch_size=4)

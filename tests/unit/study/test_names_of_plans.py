@@ -4,7 +4,7 @@ from pathlib import Path
 
 from simulated_studies import Experiment
 
-from trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.candidate import Purpose
 
 
 def test_a_plan_has_the_name_that_distinguishes_its_candidate(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.search_space import read_search_space
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.limits import own_ops, study_space, supposed_ops, with_ops_built, without_unbuildable
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.inputs.search_space import read_search_space
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.limits import own_ops, study_space, supposed_ops, with_ops_built, without_unbuildable
+from zerotune.trial_lib.study.typed_command import read_command
 
 NO_NVCC = "CUDA_HOME does not exist, unable to compile CUDA op(s)"
 

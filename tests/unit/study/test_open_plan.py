@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.arms import typed_overrides
-from trial_lib.plan.plan_record import PlanArguments
-from trial_lib.study.open_plan import open_plan, read_plan
-from trial_lib.study.program import KnownProgram
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.arms import typed_overrides
+from zerotune.trial_lib.plan.plan_record import PlanArguments
+from zerotune.trial_lib.study.open_plan import open_plan, read_plan
+from zerotune.trial_lib.study.program import KnownProgram
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.deepspeed_config.overrides import BatchSizes
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.limits import kept_batch, size_limit
-from trial_lib.study.open_search import open_search
+from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.limits import kept_batch, size_limit
+from zerotune.trial_lib.study.open_search import open_search
 
 PROFILE = ModelProfile(
     num_params=1_000,

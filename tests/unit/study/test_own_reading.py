@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import BatchSizes
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.study.advice import is_measured_beside
-from trial_lib.study.profile import own_reading
+from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.study.advice import is_measured_beside
+from zerotune.trial_lib.study.profile import own_reading
 
 PHASES = {"start": 0.2, "import": 1.0, "initialize": 0.5, "first_step": 0.25, "survey": 0.25, "end": 0.0}
 METRICS = {"throughput": 10.0, "FLOPS_per_gpu": 40.0, "mfu": 0.4}

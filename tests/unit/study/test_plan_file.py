@@ -6,9 +6,9 @@ import math
 import pytest
 
 from tests.plan_fixtures import plan_by_hand, plan_folder
-from trial_lib.messages.errors import InputError
-from trial_lib.plan.plan_record import PlannedArm, PlanPaths
-from trial_lib.study.study_plan import keep_plan, read_plan_file
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlanPaths
+from zerotune.trial_lib.study.study_plan import keep_plan, read_plan_file
 
 
 def test_a_plan_is_named_by_its_folder_or_by_its_file(tmp_path):

@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 
 from tests.unit.plan.pretended_runs import pretended_run
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
-from trial_lib.plan.plan_record import PlanArguments
-from trial_lib.study.open_plan import open_plan, read_plan
-from trial_lib.study.plan_run import run_plan
+from zerotune.trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    overwrite_deepspeed_config,
+)
+from zerotune.trial_lib.plan.plan_record import PlanArguments
+from zerotune.trial_lib.study.open_plan import open_plan, read_plan
+from zerotune.trial_lib.study.plan_run import run_plan
 
 SIZES = {MICRO_BATCH: 2, ACCUMULATION: 4}
 

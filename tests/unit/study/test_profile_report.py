@@ -2,11 +2,11 @@
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH, TRAIN_BATCH
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.study.limits import SizeLimit
-from trial_lib.study.profile_report import model_notes, profile_failure, program_notes, report_profile
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.study.limits import SizeLimit
+from zerotune.trial_lib.study.profile_report import model_notes, profile_failure, program_notes, report_profile
 
 BEFORE = {"start": 0.1}
 IN_INITIALIZE = {"start": 0.1, "import": 1.0}

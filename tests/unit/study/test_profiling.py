@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.overrides import BatchSizes
-from trial_lib.launch.trial import TrialPlan
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import TrialPaths
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.study.profile import profile_candidates, run_profile, sizes_below
+from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes
+from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import TrialPaths
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.study.profile import profile_candidates, run_profile, sizes_below
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2), rows_per_sample=2)
 MODEL = ModelProfile(

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from study_setups import setup_of
 
-from trial_lib.device.base import Host
-from trial_lib.study.program import KnownProgram
-from trial_lib.study.training_command import training_command
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.study.program import KnownProgram
+from zerotune.trial_lib.study.training_command import training_command
+from zerotune.trial_lib.study.typed_command import read_command
 
 SLOTS = ["0", "1", "2", "3"]
 

@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 
 from benchmarks.operations.instant_starter import InstantStarter
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.base import Host
-from trial_lib.inputs.entrypoint import Entrypoint
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.place import ThisHost
-from trial_lib.launch.trial import unstarted
-from trial_lib.messages.errors import InputError
-from trial_lib.records.candidate import Candidate, Purpose, Sweep
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study import followed as follow
-from trial_lib.study import program
-from trial_lib.study.arguments import StudyArguments, StudyTime
-from trial_lib.study.driver import StudyDriver
-from trial_lib.study.folder import FolderError
-from trial_lib.study.followed import Followed
-from trial_lib.study.history import Withdrawn
-from trial_lib.study.runner import Work
-from trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.launch.place import ThisHost
+from zerotune.trial_lib.launch.trial import unstarted
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study import followed as follow
+from zerotune.trial_lib.study import program
+from zerotune.trial_lib.study.arguments import StudyArguments, StudyTime
+from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.folder import FolderError
+from zerotune.trial_lib.study.followed import Followed
+from zerotune.trial_lib.study.history import Withdrawn
+from zerotune.trial_lib.study.runner import Work
+from zerotune.trial_lib.study.setup import StudySetup
 
 MODEL = Path(__file__).parents[2] / "programs" / "tiny_study"
 FAILED = InputError("run.sh ended (exit code 3).", where="the command", remedy="Mend it.")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from conftest import Trials
 
-from trial_lib.launch.trial import TrialPlan, unstarted
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.profile import run_with_ops
+from zerotune.trial_lib.launch.trial import TrialPlan, unstarted
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.profile import run_with_ops
 
 
 class Host:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from simulated_studies import CutShortError, Experiment
 
-from trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
 
 STUDY = {"method": "adaptive", "max_trials": 16, "from_earlier": False}
 

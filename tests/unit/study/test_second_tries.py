@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from simulated_studies import CutShortError, Experiment
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.runner import SecondTries
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.runner import SecondTries
 
 EIO = "The program raised OSError: [Errno 5] Input/output error"
 

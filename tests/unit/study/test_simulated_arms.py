@@ -9,13 +9,13 @@ import pytest
 from study_setups import setup_of
 
 from tests.unit.plan.test_arm_bytes import run_of
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.base import Host
-from trial_lib.inputs.search_space import read_search_space
-from trial_lib.study import simulated_arms
-from trial_lib.study.open_search import foreseen_in
-from trial_lib.study.simulated_arms import ArmSimulation, arms_of, is_simulated_unasked, keep_simulated
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.search_space import read_search_space
+from zerotune.trial_lib.study import simulated_arms
+from zerotune.trial_lib.study.open_search import foreseen_in
+from zerotune.trial_lib.study.simulated_arms import ArmSimulation, arms_of, is_simulated_unasked, keep_simulated
+from zerotune.trial_lib.study.typed_command import read_command
 
 
 class Ended:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from nvml_fixtures import PretendGpu, pretend_gpus
 
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.launch.starters import ColdStarter
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import StudyPaths
-from trial_lib.study import setup as study_setup
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.setup import StudySetup, check_slots, slots_for, starter_of
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.launch.starters import ColdStarter
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.study import setup as study_setup
+from zerotune.trial_lib.study.arguments import StudyArguments
+from zerotune.trial_lib.study.setup import StudySetup, check_slots, slots_for, starter_of
 
 GIB = 2**30
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.messages.orders import TrainingSpec, read_training_spec
-from trial_lib.records.folders import FullExperimentPaths, TrialPaths
-from trial_lib.study.plans import full_length_spec, trial_spec
+from zerotune.trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.messages.orders import TrainingSpec, read_training_spec
+from zerotune.trial_lib.records.folders import FullExperimentPaths, TrialPaths
+from zerotune.trial_lib.study.plans import full_length_spec, trial_spec
 
 YAML = """\
 entrypoint: HF_TOKEN=hf_secret python3 -m determined.launch.deepspeed --trial model_def:Tiny

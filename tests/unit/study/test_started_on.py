@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.base import Host
-from trial_lib.plan.devices import known_devices, read_devices
-from trial_lib.study.typed_command import read_command, started_on
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.plan.devices import known_devices, read_devices
+from zerotune.trial_lib.study.typed_command import read_command, started_on
 
 
 @pytest.mark.parametrize(

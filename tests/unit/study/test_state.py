@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.history import Asked, AskedSweep, Event, Stopped, StudyState, Told, Withdrawn, read_history
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.history import (
+    Asked,
+    AskedSweep,
+    Event,
+    Stopped,
+    StudyState,
+    Told,
+    Withdrawn,
+    read_history,
+)
 
 RECORDED = Path(__file__).parents[2] / "recorded_study" / "history.jsonl"
 SIZES = [Candidate(micro_batch_size=size) for size in (1, 2, 4)]

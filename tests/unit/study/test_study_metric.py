@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from simulated_studies import PROFILE, Experiment
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.study.arguments import INSTEAD
-from trial_lib.study.confirm import answer_of
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.study.arguments import INSTEAD
+from zerotune.trial_lib.study.confirm import answer_of
 
 ASKED = {"metric": "FLOPS_per_gpu", "from_earlier": False}
 

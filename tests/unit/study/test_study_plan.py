@@ -5,15 +5,15 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.plan_fixtures import GIB, arm_by_hand, devices_by_hand, plan_by_hand, plan_folder, span
-from trial_lib.device.base import Host
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.foreseen_run import OPERATIONS, Operation
-from trial_lib.plan.devices import known_devices
-from trial_lib.plan.plan_record import PlanPaths, read_run, write_run
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import ModelProfile
-from trial_lib.search.zero_settings import arm_key
-from trial_lib.study.study_plan import devices_for, plan_for, study_plan
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.foreseen_run import OPERATIONS, Operation
+from zerotune.trial_lib.plan.devices import known_devices
+from zerotune.trial_lib.plan.plan_record import PlanPaths, read_run, write_run
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.search.zero_settings import arm_key
+from zerotune.trial_lib.study.study_plan import devices_for, plan_for, study_plan
 
 KNOWN = known_devices()
 H100 = Host(

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.arguments import StudyTime
-from trial_lib.study.confirmation import Confirmation, Contender
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.arguments import StudyTime
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender
 
 
 @pytest.fixture

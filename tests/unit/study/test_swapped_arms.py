@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
-from trial_lib.search.knobs import Arm, SearchSpace
-from trial_lib.study import limits
-from trial_lib.study.limits import with_swap_disks, without_disk_room
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
+from zerotune.trial_lib.search.knobs import Arm, SearchSpace
+from zerotune.trial_lib.study import limits
+from zerotune.trial_lib.study.limits import with_swap_disks, without_disk_room
 
 PARAMETERS = 2**30
 PROFILE = ModelProfile(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from nvml_fixtures import PretendGpu, pretend_gpus
 
-from trial_lib.device.base import Host
-from trial_lib.messages.files import MetricsReader
-from trial_lib.study import full_experiment
-from trial_lib.study.full_experiment import SystemMonitor
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.messages.files import MetricsReader
+from zerotune.trial_lib.study import full_experiment
+from zerotune.trial_lib.study.full_experiment import SystemMonitor
 
 CPU = Host("cpu", ["0"], 2**30)
 

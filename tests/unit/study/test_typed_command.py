@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from nvml_fixtures import PretendGpu, pretend_gpus
 from study_setups import setup_of
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH, BatchSizes
-from trial_lib.device import cuda
-from trial_lib.device.base import Host
-from trial_lib.device.this_host import this_host
-from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import ProgramProfile
-from trial_lib.study.program import KnownProgram, environment_of, interpreter_of, program_of
-from trial_lib.study.training_command import training_command
-from trial_lib.study.typed_command import check_mappings, devices_of, read_command
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH, BatchSizes
+from zerotune.trial_lib.device import cuda
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.device.this_host import this_host
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.study.program import KnownProgram, environment_of, interpreter_of, program_of
+from zerotune.trial_lib.study.training_command import training_command
+from zerotune.trial_lib.study.typed_command import check_mappings, devices_of, read_command
 
 CPUS = Host("cpu", ["4", "5", "6", "7"], 2**30)
 GPUS = Host("cuda", ["0", "1", "2", "3"], 2**30)

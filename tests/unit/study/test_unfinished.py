@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.folders import StudyPaths
-from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.study.history import Proposal, Withdrawn, stays_open, unfinished_work, unrecorded_ends
+from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.study.history import Proposal, Withdrawn, stays_open, unfinished_work, unrecorded_ends
 
 CANDIDATES = tuple(Candidate(micro_batch_size=size) for size in (1, 2, 4, 8))
 SWEEP = Sweep(CANDIDATES, bytes_per_sample=100.0, headroom=0.0)

@@ -6,11 +6,11 @@ import pytest
 
 from tests.plan_fixtures import GIB, arm_by_hand, devices_by_hand
 from tests.unit.study.test_confirming import OTHER, OWN, arguments, driver_of, ended, searched
-from trial_lib.messages.measurement import TracedStep
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.result import Outcome
-from trial_lib.search.zero_settings import arm_key
-from trial_lib.study.confirm import answer_of, next_confirming_plan
+from zerotune.trial_lib.messages.measurement import TracedStep
+from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.zero_settings import arm_key
+from zerotune.trial_lib.study.confirm import answer_of, next_confirming_plan
 
 __all__ = ["arguments", "searched"]
 

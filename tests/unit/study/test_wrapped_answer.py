@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.base import Host
-from trial_lib.records.result import ProgramProfile
-from trial_lib.study import followed as follow
-from trial_lib.study.followed import Followed
-from trial_lib.study.program import KnownProgram
-from trial_lib.study.training_command import training_command
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.study import followed as follow
+from zerotune.trial_lib.study.followed import Followed
+from zerotune.trial_lib.study.program import KnownProgram
+from zerotune.trial_lib.study.training_command import training_command
+from zerotune.trial_lib.study.typed_command import read_command
 
 CONFIG = {MICRO_BATCH: 8, "zero_optimization": {"stage": 2}}
 WRAPPER = ["bash", "run.sh"]

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.base import Host
-from trial_lib.study import followed as follow
-from trial_lib.study import open_full_experiment as opening
-from trial_lib.study.folder import hold_lock, keep_experiment, write_wrapper
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
-from trial_lib.study.program import KnownProgram
-from trial_lib.study.setup import StudySetup
-from trial_lib.study.training_command import write_best_experiment
-from trial_lib.study.typed_command import read_command
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.study import followed as follow
+from zerotune.trial_lib.study import open_full_experiment as opening
+from zerotune.trial_lib.study.folder import hold_lock, keep_experiment, write_wrapper
+from zerotune.trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from zerotune.trial_lib.study.program import KnownProgram
+from zerotune.trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.study.training_command import write_best_experiment
+from zerotune.trial_lib.study.typed_command import read_command
 
 HOST = Host("cpu", ["0"], 2**30)
 WRAPPER = ("python", "deepy.py", "train.py", "small.yml")

@@ -12,12 +12,12 @@ from report_fixtures import recorded_study
 from rich.console import Console
 from wrong_values import WRONG, Place, changed, places
 
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import StudyPaths
-from trial_lib.report.html_report import write_report
-from trial_lib.report.read_study import read_study
-from trial_lib.report.tables import print_study
-from trial_lib.study.open_study import resume_study
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.report.html_report import write_report
+from zerotune.trial_lib.report.read_study import read_study
+from zerotune.trial_lib.report.tables import print_study
+from zerotune.trial_lib.study.open_study import resume_study
 
 LINES = (
     "ask",

@@ -8,9 +8,15 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyPaths, StudyRecord, StudyStatus
-from trial_lib.tracking.sync import FullExperimentSync, NoStudyRunError, StudySync
-from trial_lib.tracking.tracking_uri import run_page
+from zerotune.trial_lib.records.folders import (
+    FullExperimentPaths,
+    FullExperimentRecord,
+    StudyPaths,
+    StudyRecord,
+    StudyStatus,
+)
+from zerotune.trial_lib.tracking.sync import FullExperimentSync, NoStudyRunError, StudySync
+from zerotune.trial_lib.tracking.tracking_uri import run_page
 
 RECORD = FullExperimentRecord(
     experiment_id="hello-1",

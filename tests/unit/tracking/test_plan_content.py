@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange, PlanPaths, PlanRecord
-from trial_lib.tracking.run_content import plan_content
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange, PlanPaths, PlanRecord
+from zerotune.trial_lib.tracking.run_content import plan_content
 
 
 def _plan() -> PlanRecord:

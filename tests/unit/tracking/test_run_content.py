@@ -3,12 +3,18 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyPaths, StudyRecord, StudyStatus
-from trial_lib.records.result import Memory, ModelProfile, Neighbour, Outcome, TrialDevice, TrialResult
-from trial_lib.study.profile_report import report_profile
-from trial_lib.tracking.run_content import (
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import (
+    FullExperimentPaths,
+    FullExperimentRecord,
+    StudyPaths,
+    StudyRecord,
+    StudyStatus,
+)
+from zerotune.trial_lib.records.result import Memory, ModelProfile, Neighbour, Outcome, TrialDevice, TrialResult
+from zerotune.trial_lib.study.profile_report import report_profile
+from zerotune.trial_lib.tracking.run_content import (
     MetricValue,
     RunContent,
     flatten,
@@ -16,7 +22,7 @@ from trial_lib.tracking.run_content import (
     study_content,
     trial_content,
 )
-from trial_lib.tracking.runs import without_secrets
+from zerotune.trial_lib.tracking.runs import without_secrets
 
 RECORD = StudyRecord(
     study_id="s-1",

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.folders import StudyPaths, StudyRecord
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.tracking import sync
-from trial_lib.tracking.run_content import RunContent
-from trial_lib.tracking.sync import StudySync
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.tracking import sync
+from zerotune.trial_lib.tracking.run_content import RunContent
+from zerotune.trial_lib.tracking.sync import StudySync
 
 
 class Runs:

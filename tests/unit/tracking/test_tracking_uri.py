@@ -7,9 +7,9 @@ import pytest
 import sqlalchemy
 from sqlalchemy import make_url
 
-from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import work_dir_of
-from trial_lib.tracking.tracking_uri import (
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import work_dir_of
+from zerotune.trial_lib.tracking.tracking_uri import (
     artifact_location,
     default_tracking_uri,
     run_page,
@@ -100,7 +100,7 @@ def test_a_password_is_not_shown() -> None:
 
 
 def test_importing_the_tracker_does_not_import_mlflow() -> None:
-    check = "import sys, trial_lib.tracking.sync; sys.exit('mlflow' in sys.modules)"
+    check = "import sys, zerotune.trial_lib.tracking.sync; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
@@ -131,7 +131,7 @@ def test_an_older_sqlalchemy_refuses_what_it_cannot_open_and_takes_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("trial_lib.tracking.tracking_uri._is_unquoted", lambda: False)
+    monkeypatch.setattr("zerotune.trial_lib.tracking.tracking_uri._is_unquoted", lambda: False)
     assert default_tracking_uri(tmp_path / "a#b") == f"sqlite:///{tmp_path}/a#b/mlflow.db"
     with pytest.raises(InputError, match=r"with `\?` in its name"):
         default_tracking_uri(tmp_path / "what?")

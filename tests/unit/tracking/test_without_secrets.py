@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.inputs.known_secrets import KnownSecrets
-from trial_lib.tracking.run_content import RunContent
-from trial_lib.tracking.runs import shown_copy, without_secrets
+from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.tracking.run_content import RunContent
+from zerotune.trial_lib.tracking.runs import shown_copy, without_secrets
 
 SECRET = "hunter-two-22"
 SECRETS = KnownSecrets.within({"token": SECRET})

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from trial_lib.training.context import AttrDict
+from zerotune.trial_lib.training.context import AttrDict
 
 HPARAMS = {
     "lr": 0.1,

@@ -2,8 +2,8 @@ import timeit
 
 import pytest
 
-from trial_lib.training.deepspeed_trial import HOOKS, Callbacks, PyTorchCallback
-from trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.training.deepspeed_trial import HOOKS, Callbacks, PyTorchCallback
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 CALLS = {
     "on_trial_startup": (0, None),

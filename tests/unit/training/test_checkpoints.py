@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trial_lib.training.checkpoints import Checkpoint, CheckpointStore, dealt, load_rank_state, save_rank_state
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.training.checkpoints import Checkpoint, CheckpointStore, dealt, load_rank_state, save_rank_state
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
 class Color(enum.Enum):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import trial_lib as det
-from trial_lib import core, dsat
-from trial_lib.messages.folders import StopRequest
-from trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
-from trial_lib.training.distributed import InvalidTrialError
+import zerotune as det
+from zerotune import core, dsat
+from zerotune.trial_lib.messages.folders import StopRequest
+from zerotune.trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 
 class Rank:

@@ -7,8 +7,8 @@ import torch
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader, RepeatingLoader
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset
 
-from trial_lib.training.data import custom_iterator
-from trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.training.data import custom_iterator
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 
 class Recorded(Dataset):

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
-from trial_lib.training.data import DataLoader
-from trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.training.data import DataLoader
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 
 class Recorded(Dataset):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trial_lib.training.distributed import move_to
+from zerotune.trial_lib.training.distributed import move_to
 
 META = torch.device("meta")
 

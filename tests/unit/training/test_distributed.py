@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 NODE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.dsat import get_hf_args_with_overwrites
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
+from zerotune.trial_lib.dsat import get_hf_args_with_overwrites
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
 
 AUTO = {
     "train_batch_size": "auto",

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.training.context import Pace
-from trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.training.context import Pace
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 EXACT = Pace(train_batch_size=8, accumulation=2, micro_batches_per_epoch=6)
 INEXACT = Pace(train_batch_size=8, accumulation=2, micro_batches_per_epoch=5)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
-from trial_lib.training.metrics import MetricAverager, as_metrics
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.training.metrics import MetricAverager, as_metrics
 
 ALONE = DistributedContext()
 

@@ -5,8 +5,8 @@ from deepspeed.runtime.pipe.topology import (
     PipeModelDataParallelTopology,
 )
 
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
-from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit
 
 
 def units(topology, dimensions):

@@ -6,8 +6,8 @@ import numpy
 import pytest
 import torch
 
-from trial_lib.training.checkpoints import load_rank_state, save_rank_state
-from trial_lib.training.data import capture, restore
+from zerotune.trial_lib.training.checkpoints import load_rank_state, save_rank_state
+from zerotune.trial_lib.training.data import capture, restore
 
 
 def draws():

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from trial_lib.training.distributed import DistributedContext, InvalidTrialError
-from trial_lib.training.metrics import MetricReducer, Reducers
+from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from zerotune.trial_lib.training.metrics import MetricReducer, Reducers
 
 ALONE = DistributedContext()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from trial_lib.training.data import (
+from zerotune.trial_lib.training.data import (
     BatchesForWorkers,
     EndlessBatches,
     ShardedSampler,
@@ -17,7 +17,7 @@ from trial_lib.training.data import (
     forked_random_states,
     set_epoch,
 )
-from trial_lib.training.distributed import InvalidTrialError
+from zerotune.trial_lib.training.distributed import InvalidTrialError
 
 
 def draws():

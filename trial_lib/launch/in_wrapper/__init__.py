@@ -1,1 +1,1 @@
-"""The folder that comes first on a wrapper's PYTHONPATH (see `trial_lib.launch.wrapper`)."""
+"""The folder that comes first on a wrapper's PYTHONPATH (see `zerotune.trial_lib.launch.wrapper`)."""

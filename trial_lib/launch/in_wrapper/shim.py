@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trial_lib.inputs.elsewhere import OTHER_USER, programs_elsewhere, started_elsewhere
-from trial_lib.launch.processes import bootstrap
+from zerotune.trial_lib.inputs.elsewhere import OTHER_USER, programs_elsewhere, started_elsewhere
+from zerotune.trial_lib.launch.processes import bootstrap
 
 ELSEWHERE = "elsewhere"
 """The key of the words in that file."""

@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2]
+# By the links that lead to it in the repository, as the names of modules have it.
+PACKAGE = Path(__file__).absolute().parents[3]
 
-# This makes `trial_lib` importable, and nothing else of the driver's environment. sys.path stays as the user's
-# interpreter has it, except for the working directory, which `-c` puts first.
+# This makes `zerotune` and its alias `trial_lib` importable, and nothing else of the driver's environment. sys.path
+# stays as the user's interpreter has it, except for the working directory, which `-c` puts first.
 _SOURCE = """
 import importlib, importlib.util, sys
 sys.path.pop(0)
 package, module = sys.argv[1:3]
 init = package + "/__init__.py"
-spec = importlib.util.spec_from_file_location("trial_lib", init, submodule_search_locations=[package])
-sys.modules["trial_lib"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["trial_lib"])
+spec = importlib.util.spec_from_file_location("zerotune", init, submodule_search_locations=[package])
+sys.modules["zerotune"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["zerotune"])
+import zerotune.alias
 importlib.import_module(module).main(sys.argv[3:])
 """
 

@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trial_lib.launch.processes.bootstrap import command
-from trial_lib.launch.processes.watchdog import die_with_parent
+from zerotune.trial_lib.launch.processes.bootstrap import command
+from zerotune.trial_lib.launch.processes.watchdog import die_with_parent
 
 WATCHDOG = "watchdog"
 """The key of the first message of a trial's processes: the process id of their guard's watchdog.

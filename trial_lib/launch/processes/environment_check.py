@@ -20,9 +20,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trial_lib.launch.processes import bootstrap, jit_builds
-from trial_lib.launch.processes.channel import NoAnswerError, ask_fork
-from trial_lib.launch.processes.watchdog import die_with_parent
+from zerotune.trial_lib.launch.processes import bootstrap, jit_builds
+from zerotune.trial_lib.launch.processes.channel import NoAnswerError, ask_fork
+from zerotune.trial_lib.launch.processes.watchdog import die_with_parent
 
 CONFIGURATION, ENVIRONMENT, DEVICES = "configuration", "environment", "devices"
 """The questions. The first argument of the process is one of them."""
@@ -38,7 +38,7 @@ Judgement = dict[str, Any]
 def judge(request: dict[str, Any]) -> Judgement:
     import deepspeed
 
-    from trial_lib.deepspeed_config.refusals import refusals_of
+    from zerotune.trial_lib.deepspeed_config.refusals import refusals_of
 
     refusals = refusals_of(request["ds_config"], request["slots"])
     return {"deepspeed": deepspeed.__version__, "refusals": [asdict(refusal) for refusal in refusals]}

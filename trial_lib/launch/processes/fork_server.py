@@ -27,18 +27,18 @@ from typing import Any
 
 import psutil
 
-from trial_lib.launch.processes import channel, environment_check, jit_builds, rank_process
-from trial_lib.launch.processes.supervisor import Guard, become_guard
-from trial_lib.launch.processes.watchdog import (
+from zerotune.trial_lib.launch.processes import channel, environment_check, jit_builds, rank_process
+from zerotune.trial_lib.launch.processes.supervisor import Guard, become_guard
+from zerotune.trial_lib.launch.processes.watchdog import (
     become_subreaper,
     die_with_parent,
     go_on_without_parent,
     kill_all,
     kill_descendants,
 )
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.orders import Import, installed_folders
-from trial_lib.rank.patching import note_names, stand_in
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.orders import Import, installed_folders
+from zerotune.trial_lib.rank.patching import note_names, stand_in
 
 # Whether a process can still be forked, as far as the drivers of devices are concerned.
 
@@ -187,7 +187,7 @@ def compiled_when_called() -> Iterator[None]:
 # What the server imports before it serves.
 
 # What ZeroTune itself imports in every rank. By name, because this room is below that one.
-_OF_RANKS = ("trial_lib.rank.rank", "trial_lib.rank.sizes")
+_OF_RANKS = ("zerotune.trial_lib.rank.rank", "zerotune.trial_lib.rank.sizes")
 
 
 def prime(driver: socket.socket, builders: list[str]) -> list[str]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.cuda_variables import unread_architectures
-from trial_lib.messages.build_times import has_work
+from zerotune.trial_lib.device.cuda_variables import unread_architectures
+from zerotune.trial_lib.messages.build_times import has_work
 
 NAMED = "TORCH_EXTENSIONS_DIR"
 """The variable that names the folder of torch's builds. A user may set it."""

@@ -3,7 +3,7 @@
 The kernel keeps the folder as it is, and shows the trial's processes a folder that they can change (overlayfs). Only
 these processes and their children see it, in a mount namespace that ends with the last of them. Root needs nothing
 else. Any other user needs a user namespace, in which the user's identity stays the same. If the kernel, a container or
-the file system refuses, the ranks see the folder itself, and `trial_lib.rank.user_files` protects it.
+the file system refuses, the ranks see the folder itself, and `zerotune.trial_lib.rank.user_files` protects it.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.processes.channel import NoAnswerError, ask_fork
-from trial_lib.messages.folders import Layer
+from zerotune.trial_lib.launch.processes.channel import NoAnswerError, ask_fork
+from zerotune.trial_lib.messages.folders import Layer
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _SLAVE = 0x1, 0x20, 0x1000, 0x4000, 0x80000

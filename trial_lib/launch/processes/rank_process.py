@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.processes.watchdog import die_with_parent, workers_folder
-from trial_lib.messages.files import OWNERS_FILE
+from zerotune.trial_lib.launch.processes.watchdog import die_with_parent, workers_folder
+from zerotune.trial_lib.messages.files import OWNERS_FILE
 
 # The threads of OpenBLAS, the library in numpy and scipy. It starts them when it is loaded. A fork has none of them.
 
@@ -105,7 +105,7 @@ def _redirect(log: str) -> None:
 
 def main(arguments: list[str]) -> None:
     """Entry of a rank in a new interpreter: a cold one by its number, with the launch on standard input; or one that
-    DeepSpeed's launcher has started, by the launch file of `trial_lib.launch.hosts`.
+    DeepSpeed's launcher has started, by the launch file of `zerotune.trial_lib.launch.hosts`.
     """
     if arguments[0].isdecimal():
         become(json.load(sys.stdin), rank=int(arguments[0]), guard=os.getppid())

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.processes import bootstrap, channel, layer_mount
-from trial_lib.launch.processes.rank_process import WORKERS_OF
-from trial_lib.launch.processes.watchdog import (
+from zerotune.trial_lib.launch.processes import bootstrap, channel, layer_mount
+from zerotune.trial_lib.launch.processes.rank_process import WORKERS_OF
+from zerotune.trial_lib.launch.processes.watchdog import (
     LOGS_LOOK_S,
     LOOK_S,
     STOPPED_LOOKS,
@@ -43,9 +43,9 @@ from trial_lib.launch.processes.watchdog import (
     wait_while_tied,
     workers_folder,
 )
-from trial_lib.messages import build_times, folders, shared_segments
-from trial_lib.messages.files import open_own
-from trial_lib.messages.folders import Layer
+from zerotune.trial_lib.messages import build_times, folders, shared_segments
+from zerotune.trial_lib.messages.files import open_own
+from zerotune.trial_lib.messages.folders import Layer
 
 # What a guard supervises: the ranks of a trial on one host, the hosts of a trial, one host's part, a build of ops.
 RANKS_OF_TRIAL, HOSTS_OF_TRIAL, HOST_PART, BUILD = "trial", "hosts", "host-part", "build"
@@ -297,7 +297,9 @@ _unwaited: list[subprocess.Popen[bytes]] = []
 
 def _start_interpreter(own: dict[str, Any], request: dict[str, Any]) -> "subprocess.Popen[bytes]":
     # Starts a rank as a fresh interpreter.
-    rank = bootstrap.command(request["interpreter"], "trial_lib.launch.processes.rank_process", str(request["rank"]))
+    rank = bootstrap.command(
+        request["interpreter"], "zerotune.trial_lib.launch.processes.rank_process", str(request["rank"])
+    )
     process = _start_logged(rank, own["log"], json.dumps(request), own["environment"])
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
@@ -358,7 +360,7 @@ def _guard_host_part(order: dict[str, Any]) -> None:
 
     leave_watchdog(clean_up)
     environment = {**order["environment"], WORKERS_OF: str(order["guard"] or os.getppid())}
-    rank = bootstrap.command(order["interpreter"], "trial_lib.launch.processes.rank_process", order["launch"])
+    rank = bootstrap.command(order["interpreter"], "zerotune.trial_lib.launch.processes.rank_process", order["launch"])
     words = [
         *(order["interpreter"], "-m", "deepspeed.launcher.runner"),
         *("--hostfile", order["hostfile"], "--no_ssh", "--node_rank", str(order["node_rank"])),
@@ -389,7 +391,7 @@ def _guard_build(order: dict[str, Any]) -> None:
     leave_watchdog(lambda _: 0)
     os.nice(_NICE)
     report = os.dup(1)
-    builds = "trial_lib.launch.processes.jit_builds"
+    builds = "zerotune.trial_lib.launch.processes.jit_builds"
     building = subprocess.Popen(
         bootstrap.command(order["interpreter"], builds, "--report", str(report), *order["builders"]),
         pass_fds=[report],

@@ -27,9 +27,9 @@ from typing import Any
 
 import psutil
 
-from trial_lib.launch.processes import bootstrap
-from trial_lib.messages import folders, shared_segments
-from trial_lib.messages.files import open_own
+from zerotune.trial_lib.launch.processes import bootstrap
+from zerotune.trial_lib.messages import folders, shared_segments
+from zerotune.trial_lib.messages.files import open_own
 
 # What a process asks of the kernel for the time after its parent, and what the kernel shows of a stopped process.
 
@@ -379,7 +379,7 @@ class TiedProcess:
             inherited = [theirs.fileno(), *descriptors]
             listed = ",".join(map(str, inherited))
             self._process = subprocess.Popen(
-                bootstrap.command(sys.executable, "trial_lib.launch.processes.watchdog", listed, *command),
+                bootstrap.command(sys.executable, "zerotune.trial_lib.launch.processes.watchdog", listed, *command),
                 pass_fds=inherited,
                 cwd=folder,
                 env=dict(environment),

@@ -9,11 +9,11 @@ import torch
 from deepspeed.accelerator import get_accelerator, set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-from trial_lib.plan.simulate import known_numbers, pretended_device
-from trial_lib.plan.simulate.asks import CannotForeseeError
-from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.plan.simulate.logs import MemoryLog, OperationLog
-from trial_lib.rank.patching import Change, Patch, Table, instead, with_given
+from zerotune.trial_lib.plan.simulate import known_numbers, pretended_device
+from zerotune.trial_lib.plan.simulate.asks import CannotForeseeError
+from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
+from zerotune.trial_lib.plan.simulate.logs import MemoryLog, OperationLog
+from zerotune.trial_lib.rank.patching import Change, Patch, Table, instead, with_given
 
 _NAME = pretended_device.NAME
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trial_lib.messages.foreseen_run import Ask
-from trial_lib.plan.simulate import known_numbers
-from trial_lib.rank.patching import Patch, Table, around, with_given
+from zerotune.trial_lib.messages.foreseen_run import Ask
+from zerotune.trial_lib.plan.simulate import known_numbers
+from zerotune.trial_lib.rank.patching import Patch, Table, around, with_given
 
 # Answers for code that asks a fake tensor for a number: a table of known askers, and a default for all others.
 

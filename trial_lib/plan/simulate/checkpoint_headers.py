@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trial_lib.plan.simulate import pretended_device
-from trial_lib.plan.simulate.asks import CannotForeseeError
-from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.plan.simulate.logs import place_in_program
-from trial_lib.plan.simulate.pretended_device import tensors_in
-from trial_lib.rank.patching import Change, Patch, Table, around, with_given
+from zerotune.trial_lib.plan.simulate import pretended_device
+from zerotune.trial_lib.plan.simulate.asks import CannotForeseeError
+from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
+from zerotune.trial_lib.plan.simulate.logs import place_in_program
+from zerotune.trial_lib.plan.simulate.pretended_device import tensors_in
+from zerotune.trial_lib.rank.patching import Change, Patch, Table, around, with_given
 
 # What `torch.save` and `torch.load` do with tensors in a foreseen run.
 

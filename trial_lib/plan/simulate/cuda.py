@@ -14,10 +14,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._device import _device_constructors
 
-from trial_lib.messages.foreseen_run import BFLOAT16_SINCE, ForeseeOrder
-from trial_lib.plan.simulate import known_numbers, pretended_device
-from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
+from zerotune.trial_lib.messages.foreseen_run import BFLOAT16_SINCE, ForeseeOrder
+from zerotune.trial_lib.plan.simulate import known_numbers, pretended_device
+from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
+from zerotune.trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
 
 _WRITTEN = frozenset((str, torch.device))
 _ALIGNED_BYTES = 512

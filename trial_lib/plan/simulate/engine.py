@@ -3,21 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-from trial_lib.messages.folders import read_layer
-from trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
-from trial_lib.messages.orders import seconds_since
-from trial_lib.plan.simulate import checkpoint_headers, patches
-from trial_lib.plan.simulate.engine_moments import EngineMoments, name_gradients, name_kinds
-from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.plan.simulate.logs import sentence_of, status_bytes
-from trial_lib.rank import accelerate, batch_source, file_functions, huggingface_trainer, interception, redirects
-from trial_lib.rank.imported_modules import ImportedModules
-from trial_lib.rank.interception import intercept
-from trial_lib.rank.patching import install
-from trial_lib.rank.program_facts import ProgramFacts
-from trial_lib.rank.rank import versions_here
-from trial_lib.rank.torch_functions import PlainSteps
-from trial_lib.rank.user_files import LayeredFiles, UserFiles
+from zerotune.trial_lib.messages.folders import read_layer
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
+from zerotune.trial_lib.messages.orders import seconds_since
+from zerotune.trial_lib.plan.simulate import checkpoint_headers, patches
+from zerotune.trial_lib.plan.simulate.engine_moments import EngineMoments, name_gradients, name_kinds
+from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
+from zerotune.trial_lib.plan.simulate.logs import sentence_of, status_bytes
+from zerotune.trial_lib.rank import (
+    accelerate,
+    batch_source,
+    file_functions,
+    huggingface_trainer,
+    interception,
+    redirects,
+)
+from zerotune.trial_lib.rank.imported_modules import ImportedModules
+from zerotune.trial_lib.rank.interception import intercept
+from zerotune.trial_lib.rank.patching import install
+from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.rank import versions_here
+from zerotune.trial_lib.rank.torch_functions import PlainSteps
+from zerotune.trial_lib.rank.user_files import LayeredFiles, UserFiles
 
 
 class Simulation:

@@ -17,15 +17,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.data import get_worker_info
 
-from trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
-from trial_lib.plan.simulate import logs
-from trial_lib.plan.simulate.asks import CannotForeseeError
-from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.plan.simulate.logs import GRADIENT, OPTIMIZER, PARAMETER, MemoryLog, OperationLog, heap_bytes
-from trial_lib.plan.simulate.pretended_device import tensors_in
-from trial_lib.rank.loader_batches import batch_sizes, samples_of, tokens_in, tokens_per_row
-from trial_lib.rank.patching import Patch, Table, with_given
-from trial_lib.rank.tensor_parallel import expert_ranks, parameter_shares, tensor_parallel_size
+from zerotune.trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
+from zerotune.trial_lib.plan.simulate import logs
+from zerotune.trial_lib.plan.simulate.asks import CannotForeseeError
+from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
+from zerotune.trial_lib.plan.simulate.logs import GRADIENT, OPTIMIZER, PARAMETER, MemoryLog, OperationLog, heap_bytes
+from zerotune.trial_lib.plan.simulate.pretended_device import tensors_in
+from zerotune.trial_lib.rank.loader_batches import batch_sizes, samples_of, tokens_in, tokens_per_row
+from zerotune.trial_lib.rank.patching import Patch, Table, with_given
+from zerotune.trial_lib.rank.tensor_parallel import expert_ranks, parameter_shares, tensor_parallel_size
 
 # The parts of a step of a pipeline: DeepSpeed's engine for pipelines executes a schedule of instructions.
 

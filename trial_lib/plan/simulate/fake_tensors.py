@@ -28,13 +28,19 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trial_lib.messages.foreseen_run import ForeseeOrder
-from trial_lib.plan.simulate import known_numbers, output_memo, pretended_device
-from trial_lib.plan.simulate.asks import LIKELY, Asks, CannotForeseeError
-from trial_lib.plan.simulate.known_numbers import leaves, mapped
-from trial_lib.plan.simulate.logs import INPUT, PARAMETER, MemoryLog, OperationLog, place_in_program
-from trial_lib.plan.simulate.pretended_device import BACKWARD, FORWARD, note_made, note_transfer, pretend_collective
-from trial_lib.rank.patching import Change, Patch, Table, around
+from zerotune.trial_lib.messages.foreseen_run import ForeseeOrder
+from zerotune.trial_lib.plan.simulate import known_numbers, output_memo, pretended_device
+from zerotune.trial_lib.plan.simulate.asks import LIKELY, Asks, CannotForeseeError
+from zerotune.trial_lib.plan.simulate.known_numbers import leaves, mapped
+from zerotune.trial_lib.plan.simulate.logs import INPUT, PARAMETER, MemoryLog, OperationLog, place_in_program
+from zerotune.trial_lib.plan.simulate.pretended_device import (
+    BACKWARD,
+    FORWARD,
+    note_made,
+    note_transfer,
+    pretend_collective,
+)
+from zerotune.trial_lib.rank.patching import Change, Patch, Table, around
 
 # A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
 # parameter may be that small.

@@ -29,12 +29,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import flop_registry
 
-from trial_lib.messages.foreseen_run import CUDA_PACKAGES, OPERATIONS
-from trial_lib.plan.simulate import pretended_device
-from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.plan.simulate.known_numbers import forget, keep, known_numbers
-from trial_lib.plan.simulate.logs import OperationLog, bytes_of, class_of
-from trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
+from zerotune.trial_lib.messages.foreseen_run import CUDA_PACKAGES, OPERATIONS
+from zerotune.trial_lib.plan.simulate import pretended_device
+from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
+from zerotune.trial_lib.plan.simulate.known_numbers import forget, keep, known_numbers
+from zerotune.trial_lib.plan.simulate.logs import OperationLog, bytes_of, class_of
+from zerotune.trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
 
 # Attention on the pretended device: the kernel that CUDA would take.
 

@@ -16,11 +16,20 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 from torch.utils.flop_counter import flop_registry
 
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES, MemoryEvent, Moment, Operation, Storage
-from trial_lib.rank import device
-from trial_lib.rank.endings import named_refusal
-from trial_lib.rank.user_program import may_be_of_the_user
+from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.foreseen_run import (
+    KINDS,
+    MOMENTS,
+    OPERATIONS,
+    PLACES,
+    MemoryEvent,
+    Moment,
+    Operation,
+    Storage,
+)
+from zerotune.trial_lib.rank import device
+from zerotune.trial_lib.rank.endings import named_refusal
+from zerotune.trial_lib.rank.user_program import may_be_of_the_user
 
 DEVICE = "foreseen"
 """The type of the pretended device, as `tensor.device.type` shows it."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from trial_lib.plan.simulate.known_numbers import MASKS
+from zerotune.trial_lib.plan.simulate.known_numbers import MASKS
 
 NEW, VIEW, SAME, PLAIN = range(4)
 # Torch's own. A run replaces both for programs.

@@ -1,11 +1,11 @@
 """The tables of what a foreseen run replaces in the user's program, in the order in which they are installed.
 
-`python -m trial_lib.plan.simulate.patches` prints them.
+`python -m zerotune.trial_lib.plan.simulate.patches` prints them.
 """
 
 from collections.abc import Iterator
 
-from trial_lib.plan.simulate import (
+from zerotune.trial_lib.plan.simulate import (
     accelerator,
     asks,
     checkpoint_headers,
@@ -16,7 +16,7 @@ from trial_lib.plan.simulate import (
     pretended_device,
     torch_kernels,
 )
-from trial_lib.rank.patching import Patch, Table
+from zerotune.trial_lib.rank.patching import Patch, Table
 
 # The device and the world, before DeepSpeed and the program look for them.
 WORLD: Table = (*pretended_device.PATCHES, *accelerator.PATCHES)

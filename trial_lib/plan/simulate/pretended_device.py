@@ -12,9 +12,9 @@ from torch.distributed import ReduceOp
 from torch.testing._internal.distributed import fake_pg
 from torch.utils import backend_registration
 
-from trial_lib.plan.simulate import known_numbers
-from trial_lib.plan.simulate.logs import BUFFER, DEVICE, PROCESSOR, THREAD, MemoryLog, OperationLog
-from trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
+from zerotune.trial_lib.plan.simulate import known_numbers
+from zerotune.trial_lib.plan.simulate.logs import BUFFER, DEVICE, PROCESSOR, THREAD, MemoryLog, OperationLog
+from zerotune.trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
 
 NAME = DEVICE
 

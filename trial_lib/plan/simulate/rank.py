@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trial_lib.messages.files import write_whole
-from trial_lib.messages.folders import read_layer
-from trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
-from trial_lib.plan.simulate.logs import line_of, sentence_of
-from trial_lib.rank.redirects import NotedMemory, swap_into_own_folder
-from trial_lib.rank.user_program import run_program, say, without_own_frames
+from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.folders import read_layer
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
+from zerotune.trial_lib.plan.simulate.logs import line_of, sentence_of
+from zerotune.trial_lib.rank.redirects import NotedMemory, swap_into_own_folder
+from zerotune.trial_lib.rank.user_program import run_program, say, without_own_frames
 
 _exit_now = os._exit
 
@@ -52,7 +52,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     watchdog.start()
     try:
         # The import is inside, because a broken environment has to leave a record too.
-        from trial_lib.plan.simulate.engine import Simulation
+        from zerotune.trial_lib.plan.simulate.engine import Simulation
 
         simulation = Simulation(order, end)
         simulation.install()

@@ -31,12 +31,12 @@ from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import flop_registry
 
-from trial_lib.plan.simulate import pretended_device
-from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.plan.simulate.known_numbers import known_numbers
-from trial_lib.plan.simulate.logs import bytes_of
-from trial_lib.rank.flops import grouped_products
-from trial_lib.rank.patching import Change, Patch, Table
+from zerotune.trial_lib.plan.simulate import pretended_device
+from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
+from zerotune.trial_lib.plan.simulate.known_numbers import known_numbers
+from zerotune.trial_lib.plan.simulate.logs import bytes_of
+from zerotune.trial_lib.rank.flops import grouped_products
+from zerotune.trial_lib.rank.patching import Change, Patch, Table
 
 # By the function of torch: its decomposition for padded sequences and that for packed ones.
 _LAYERS = {

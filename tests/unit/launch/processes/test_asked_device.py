@@ -10,7 +10,7 @@ import pytest
 GPU = """
 import os, types
 import torch
-from trial_lib.launch.processes.environment_check import asked_by_a_child
+from zerotune.trial_lib.launch.processes.environment_check import asked_by_a_child
 
 opened, file = [], {file!r}
 def get_device_properties(device=None):
@@ -82,9 +82,9 @@ def test_a_deepspeed_that_asks_when_it_is_imported_is_primed_without_a_trace_of_
     )
     program = """
 import socket, sys
-from trial_lib.launch.processes import jit_builds
-from trial_lib.launch.processes import fork_server as priming
-from trial_lib.launch.processes import fork_server as forks
+from zerotune.trial_lib.launch.processes import jit_builds
+from zerotune.trial_lib.launch.processes import fork_server as priming
+from zerotune.trial_lib.launch.processes import fork_server as forks
 forks._FILES = {file: "CUDA"}
 priming.remember_cpu_info = lambda: None
 jit_builds.build = lambda builders, note, only_built: None
@@ -98,7 +98,7 @@ print(deepspeed.major, deepspeed.capability, len(opened), priming.doubt())
 
 def test_gpus_are_counted_by_a_child_until_the_process_is_a_rank(tmp_path: Path) -> None:
     program = """
-from trial_lib.launch.processes.environment_check import count_by_a_child, make_up
+from zerotune.trial_lib.launch.processes.environment_check import count_by_a_child, make_up
 counted_here = []
 def device_count():
     counted_here.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -124,7 +124,7 @@ def nvmlInit():
         raise OSError("the driver is not loaded")
     begun.append(os.getpid())
 nvml.nvmlInit = nvmlInit
-from trial_lib.launch.processes.environment_check import make_up
+from zerotune.trial_lib.launch.processes.environment_check import make_up
 """
 
 

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from trial_lib.launch.processes.rank_process import NUMBER
+from zerotune.trial_lib.launch.processes.rank_process import NUMBER
 
 # As the fork server loads it, and then as one of its ranks.
 RANK = """
 import os, numpy, threadpoolctl
-from trial_lib.launch.processes import rank_process as blas_threads
+from zerotune.trial_lib.launch.processes import rank_process as blas_threads
 before = len(os.listdir("/proc/self/task"))
 blas_threads.start_threads(os.environ | {variables})
 after = len(os.listdir("/proc/self/task"))

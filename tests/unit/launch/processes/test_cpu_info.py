@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from trial_lib.launch.processes.fork_server import remember_cpu_info
+from zerotune.trial_lib.launch.processes.fork_server import remember_cpu_info
 
 
 @pytest.fixture

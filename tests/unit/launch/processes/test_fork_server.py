@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from trial_lib.launch.processes.fork_server import _importing
+from zerotune.trial_lib.launch.processes.fork_server import _importing
 
 
 @pytest.mark.parametrize("failure", [None, ImportError("no such module")])

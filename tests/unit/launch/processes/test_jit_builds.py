@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.messages import build_times
+from zerotune.trial_lib.messages import build_times
 
 # DeepSpeed's part of an op's builder, over torch's own builds of an extension that takes a second.
 BUILD = """
 from pathlib import Path
-from trial_lib.rank import redirects as timed_builds
+from zerotune.trial_lib.rank import redirects as timed_builds
 import sys
 import time
 from types import SimpleNamespace
 import deepspeed.accelerator
 from torch.utils import cpp_extension
-from trial_lib.launch.processes import jit_builds
+from zerotune.trial_lib.launch.processes import jit_builds
 
 class Builder:
     name = "counts"

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from trial_lib.launch.processes import jit_builds
-from trial_lib.launch.processes.jit_builds import clear_stale_lock
+from zerotune.trial_lib.launch.processes import jit_builds
+from zerotune.trial_lib.launch.processes.jit_builds import clear_stale_lock
 
 HOLD = "import os, sys, time; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print('held', flush=True); time.sleep(600)"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.processes import layer_mount
-from trial_lib.launch.processes.layer_mount import enter, mounts_within, name_elsewhere
-from trial_lib.messages.folders import Layer
+from zerotune.trial_lib.launch.processes import layer_mount
+from zerotune.trial_lib.launch.processes.layer_mount import enter, mounts_within, name_elsewhere
+from zerotune.trial_lib.messages.folders import Layer
 
 OF_THE_KERNEL = "34 29 0:30 / {} rw,nosuid shared:8 - ext4 /dev/sda rw\n"
 

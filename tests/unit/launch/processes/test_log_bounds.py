@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.processes import watchdog
+from zerotune.trial_lib.launch.processes import watchdog
 
 
 @pytest.fixture(autouse=True)

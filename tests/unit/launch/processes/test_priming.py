@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.processes.fork_server import _OF_RANKS, import_all
-from trial_lib.launch.trial import ENTRY
+from zerotune.trial_lib.launch.processes.fork_server import _OF_RANKS, import_all
+from zerotune.trial_lib.launch.trial import ENTRY
 
 
 @pytest.mark.parametrize("module", _OF_RANKS)
@@ -43,7 +43,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
         file.write_text(text if name == "begun" else f"import begun\nbegun.modules.append(__name__)\n{text}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     # This process has threads, which a fork server has not.
-    monkeypatch.setattr("trial_lib.launch.processes.fork_server.doubt", lambda: None)
+    monkeypatch.setattr("zerotune.trial_lib.launch.processes.fork_server.doubt", lambda: None)
     before = set(sys.modules)
     yield importlib.import_module("begun").modules
     for name in sys.modules.keys() - before:

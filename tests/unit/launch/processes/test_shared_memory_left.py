@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.launch.processes.watchdog import LEFT, REMOVED, clean_up_after, note_segments_before
-from trial_lib.launch.rank_starter import ProcessesEnd
-from trial_lib.launch.trial import note_shared_memory
-from trial_lib.messages import shared_segments
+from zerotune.trial_lib.launch.processes.watchdog import LEFT, REMOVED, clean_up_after, note_segments_before
+from zerotune.trial_lib.launch.rank_starter import ProcessesEnd
+from zerotune.trial_lib.launch.trial import note_shared_memory
+from zerotune.trial_lib.messages import shared_segments
 
 
 @pytest.fixture

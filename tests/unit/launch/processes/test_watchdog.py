@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from trial_lib.launch.processes import watchdog
+from zerotune.trial_lib.launch.processes import watchdog
 
 # Kills a child that lives on for a while, as one does of which a driver has locked much memory.
 PROGRAM = """
 import subprocess, sys, time
 import psutil
 from types import SimpleNamespace
-from trial_lib.launch.processes import watchdog
+from zerotune.trial_lib.launch.processes import watchdog
 
 started = time.monotonic()
 child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1.5)"])
@@ -35,7 +35,7 @@ print(child.pid in pids, psutil.pid_exists(child.pid))
 # Leaves a watchdog, and starts a child in a session of its own. What it prints are process ids, and how it ended.
 KEPT = """
 import os, signal, subprocess, sys, time
-from trial_lib.launch.processes.watchdog import leave_watchdog
+from zerotune.trial_lib.launch.processes.watchdog import leave_watchdog
 
 def clean_up(kept):
     print(kept.pid, kept.status, *kept.pids, flush=True)
@@ -108,7 +108,7 @@ def test_the_tie_ends_a_wait_and_so_does_the_end_of_the_process() -> None:
 def test_without_children_it_looks_at_no_process_and_returns_those_that_have_ended() -> None:
     program = (
         "import os, time\n"
-        "from trial_lib.launch.processes import watchdog\n"
+        "from zerotune.trial_lib.launch.processes import watchdog\n"
         "watchdog.become_subreaper()\n"
         "looks, watchdog.psutil.Process = watchdog.psutil.Process, None\n"
         "print(watchdog.kill_descendants()[1])\n"

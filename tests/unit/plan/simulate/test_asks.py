@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trial_lib.plan.simulate.asks import Asks, known
+from zerotune.trial_lib.plan.simulate.asks import Asks, known
 
 
 def test_an_unknown_asker_is_recorded_with_its_place_and_its_answer():

@@ -6,8 +6,8 @@ import types
 import pytest
 import torch
 
-from trial_lib.plan.simulate import libraries
-from trial_lib.rank.patching import installed
+from zerotune.trial_lib.plan.simulate import libraries
+from zerotune.trial_lib.rank.patching import installed
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.messages.foreseen_run import OPERATIONS
-from trial_lib.plan.simulate.logs import cost_of
-from trial_lib.plan.simulate.pretended_device import NAME
+from zerotune.trial_lib.messages.foreseen_run import OPERATIONS
+from zerotune.trial_lib.plan.simulate.logs import cost_of
+from zerotune.trial_lib.plan.simulate.pretended_device import NAME
 
 
 def tensor_in(place: str) -> Any:

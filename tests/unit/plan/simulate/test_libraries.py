@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from trial_lib.plan.simulate.libraries import PATCHES, PRODUCTS, flops_of, with_pretended_device
-from trial_lib.rank.patching import install, installed
+from zerotune.trial_lib.plan.simulate.libraries import PATCHES, PRODUCTS, flops_of, with_pretended_device
+from zerotune.trial_lib.rank.patching import install, installed
 
 SAMPLES, OUTPUTS, INPUTS = 6, 5, 4
 SOURCE = """

@@ -2,9 +2,9 @@
 
 import torch
 
-from trial_lib.messages.foreseen_run import KINDS, PLACES
-from trial_lib.plan.simulate import logs
-from trial_lib.plan.simulate.logs import MemoryLog
+from zerotune.trial_lib.messages.foreseen_run import KINDS, PLACES
+from zerotune.trial_lib.plan.simulate import logs
+from zerotune.trial_lib.plan.simulate.logs import MemoryLog
 
 
 def log_with(moment):

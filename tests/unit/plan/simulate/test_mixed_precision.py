@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trial_lib.plan.simulate.cuda import is_kept
+from zerotune.trial_lib.plan.simulate.cuda import is_kept
 
 WIDTH = 4
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trial_lib.messages.foreseen_run import OPERATIONS
-from trial_lib.plan.simulate.logs import OperationLog, bytes_of, class_of, cost_of
+from zerotune.trial_lib.messages.foreseen_run import OPERATIONS
+from zerotune.trial_lib.plan.simulate.logs import OperationLog, bytes_of, class_of, cost_of
 
 aten = torch.ops.aten
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from trial_lib.messages.foreseen_run import PLACES
-from trial_lib.plan.simulate import logs
-from trial_lib.plan.simulate.logs import MemoryLog
-from trial_lib.plan.simulate.pretended_device import note_collective, note_made
+from zerotune.trial_lib.messages.foreseen_run import PLACES
+from zerotune.trial_lib.plan.simulate import logs
+from zerotune.trial_lib.plan.simulate.logs import MemoryLog
+from zerotune.trial_lib.plan.simulate.pretended_device import note_collective, note_made
 
 X, Y, WEIGHT = torch.empty(2, 8, 4, 4), torch.empty(2, 16, 4, 4), torch.empty(16, 8, 3, 3)
 BYTES = {name: each.numel() * 4 for name, each in (("x", X), ("y", Y), ("w", WEIGHT))}

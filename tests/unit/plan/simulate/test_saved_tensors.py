@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.plan.simulate.checkpoint_headers import lands_on_device, with_tensors
+from zerotune.trial_lib.plan.simulate.checkpoint_headers import lands_on_device, with_tensors
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from trial_lib.messages.foreseen_run import OPERATIONS
-from trial_lib.plan.simulate.libraries import PATCHES
-from trial_lib.plan.simulate.logs import OperationLog
-from trial_lib.rank.patching import installed
+from zerotune.trial_lib.messages.foreseen_run import OPERATIONS
+from zerotune.trial_lib.plan.simulate.libraries import PATCHES
+from zerotune.trial_lib.plan.simulate.logs import OperationLog
+from zerotune.trial_lib.rank.patching import installed
 
 
 class _Interface:
