@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.launch.full_training import TrainingEnd, TrainingPlan, run_training
+from zerotune.trial_lib.launch.processes import bootstrap
 from zerotune.trial_lib.launch.processes.supervisor import RANKS_OF_TRIAL
 from zerotune.trial_lib.launch.rank_starter import RankStarter
 from zerotune.trial_lib.messages.files import (
@@ -326,13 +328,20 @@ class FullExperiment(OpenRun[FullExperimentRecord, FullExperimentPaths]):
         # The checkpoint that a script resumes from; the loop of a trial class looks for itself.
         if self._spec.trial is not None or not self.paths.checkpoints.exists():
             return None
-        # Imported here, because they import torch, which a driver does not need otherwise.
-        from zerotune.trial_lib.training.checkpoints import CheckpointStore
-        from zerotune.trial_lib.training.distributed import DistributedContext
-
-        store = CheckpointStore(self.paths.checkpoints, DistributedContext(), self._spec.smaller_is_better)
-        newest = store.newest_intact(self.log.warning)
-        return None if newest is None else newest.name
+        # In the program's interpreter: torch reads checkpoints, and ZeroTune's own may have none.
+        program = self._plan.program
+        module, folder = "zerotune.trial_lib.training.checkpoints", str(self.paths.checkpoints)
+        asked = subprocess.run(
+            bootstrap.command(program.interpreter, module, folder),
+            env=program.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        *damaged, newest = asked.stdout.splitlines()
+        for note in damaged:
+            self.log.warning(note)
+        return newest or None
 
     # -- what is known -------------------------------------------------------------------------------------------
 

@@ -605,3 +605,12 @@ def _convert_engine(source: Path, target: Path) -> None:
             f"DeepSpeed could not convert {source} for another number of ranks ({last}; all of it is in rank 0's log): "
             "resume on as many slots as saved it."
         )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry: prints a line for each damaged checkpoint in a folder, and then the name of the newest intact one, or an
+    empty line.
+    """
+    store = CheckpointStore(Path(arguments[0]), DistributedContext(), smaller_is_better=True)
+    newest = store.newest_intact(print)
+    print("" if newest is None else newest.name)
