@@ -227,7 +227,8 @@ class _Bar:
         trial = _TRIAL.match(line)
         if trial is not None:
             self._bar.update()
-        self._bar.set_postfix_str(line if trial is None else f"{trial['label']}: {trial['value'] or trial['outcome']}")
+            line = f"{trial['label']}: {trial['value'] if trial['outcome'] == 'completed' else trial['outcome']}"
+        self._bar.set_postfix_str(line)
 
     def close(self) -> None:
         self._bar.close()
