@@ -46,6 +46,7 @@ from zerotune.trial_lib.inputs.known_secrets import known_here
 from zerotune.trial_lib.launch.locks import host_lock_dir
 from zerotune.trial_lib.launch.starters import rank_environment
 from zerotune.trial_lib.messages.errors import InputError, plain
+from zerotune.trial_lib.rank.patching import REPLACED
 from zerotune.trial_lib.records.folders import STUDIES as STUDIES_FOLDER
 from zerotune.trial_lib.study.folder import data_folder
 from zerotune.trial_lib.study.program import build_root, with_build_folder
@@ -125,11 +126,16 @@ def doctor_command(as_json: bool) -> int:
             "healthy": not failed,
             "seconds": round(time.monotonic() - began, 1),
             "checks": [{**vars(check), "verdict": check.verdict.value} for check in checks],
+            "replaced": [row._asdict() for row in REPLACED],
         }
         print_document(document)
     else:
         for check in checks:
             _tell(check)
+        click.echo("\nA trial replaces functions in the process of your program (--json names them):")
+        for row, before in zip(REPLACED, (None, *REPLACED), strict=False):
+            is_next = before is not None and before.library == row.library
+            click.echo(f"{'' if is_next else row.library:20}{row.why}")
     return int(failed)
 
 

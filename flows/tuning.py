@@ -168,10 +168,10 @@ def _tell_last_words(study: OpenStudy) -> None:
     if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
         return
     record = first_failed(failed, study.paths)
-    if record.failure is not None and record.failure["ended_early"]:
+    if record.failure is not None and record.failure.ended_early:
         return
     if record.failure is not None:
-        say(record.failure["traceback"])
+        say(record.failure.traceback)
     else:
         say("\n".join(record.log_tail.splitlines()[-_LAST_LINES:]))
     say(f"The whole log: {record.log}")

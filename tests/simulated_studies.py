@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyStatus
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, write_answer
 from zerotune.trial_lib.study.driver import StudyDriver
@@ -166,7 +167,7 @@ class Experiment:
             outcome=Outcome.COMPLETED if fits else Outcome.CRASHED if crash else Outcome.OUT_OF_MEMORY,
             reason=crash,
             metrics={"throughput": throughput, "cpu_time_per_sample": 1 / throughput, "latency": 0.01} if fits else {},
-            memory={"peak": [peak], "after_initialize": [10_000_000]},  # type: ignore[arg-type]
+            memory=Memory(peak=[peak], after_initialize=[10_000_000]),
             profile=self.profile if plan.purpose is Purpose.PROFILE else None,
             versions=self.versions,
             phases={"steps": 1.0},

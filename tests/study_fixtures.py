@@ -230,7 +230,7 @@ class Study:
     def results(self) -> dict[int, TrialResult]:
         """How each trial that ran ended, from its own folder."""
         files = sorted(self.paths.trials.glob("*/result.json"))
-        results = [TrialResult.model_validate_json(file.read_text()) for file in files]
+        results = [TrialResult.from_text(file.read_text()) for file in files]
         return {result.number: result for result in results}
 
     def result_times(self) -> dict[int, int]:

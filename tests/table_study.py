@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,8 @@ from benchmarks.replay.space_of_table import nearest  # noqa: E402
 from benchmarks.replay.table import TableWorld  # noqa: E402
 from zerotune.trial_lib.launch import sweep, trial  # noqa: E402
 from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd  # noqa: E402
-from zerotune.trial_lib.messages.orders import (  # noqa: E402  # noqa: E402
-    Import,
-    RankOrder,
-    SizeMemory,
-    SizeOrder,
-    will_fit,
-)
+from zerotune.trial_lib.messages.measurement import Import, Measured, Measurement, Memory, RankFailure  # noqa: E402
+from zerotune.trial_lib.messages.orders import RankOrder, SizeMemory, SizeOrder, will_fit  # noqa: E402
 from zerotune.trial_lib.records.candidate import Candidate  # noqa: E402
 from zerotune.trial_lib.records.result import Outcome, TrialResult  # noqa: E402
 from zerotune.trial_lib.study import open_study  # noqa: E402
@@ -100,15 +96,15 @@ class TableStarter:
     def _write(self, one: SizeOrder, result: TrialResult) -> None:
         for rank, (record, failure) in enumerate(zip(one.measurements, one.failures, strict=True)):
             if result.outcome is not Outcome.COMPLETED:
-                failed = {"type": "MemoryError", "message": "", "traceback": "", "phases": result.phases, "time": 0.0}
-                text = json.dumps({**failed, "ended_early": False, "in_initialize": False})
-                Path(failure).write_text(text)
+                record_of = RankFailure(type="MemoryError", phases=result.phases)
+                Path(failure).write_text(json.dumps(record_of.to_json()))
                 continue
-            memory = {name: values[rank] for name, values in result.memory.model_dump().items() if values}
-            whole = {**result.model_dump(mode="json"), "memory": memory, "time": ["", 1e9, 1e9]}
-            whole["profile"] = self._world.problem.profile.model_dump() if one.with_profile else None
-            whole["program"] = None
-            Path(record).write_text(json.dumps(whole))
+            memory = Memory(**{name: [values[rank]] for name, values in asdict(result.memory).items() if values})
+            of_result = {each.name: getattr(result, each.name) for each in fields(Measured)}
+            profile = self._world.problem.profile if one.with_profile else None
+            more = {"memory": memory, "profile": profile, "program": None, "time": ["", 1e9, 1e9]}
+            whole = Measurement(**{**of_result, **more}, outcome=result.outcome.value, reason=result.reason)
+            Path(record).write_text(json.dumps(whole.to_json()))
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
         """Has nothing to wait for."""

@@ -6,6 +6,7 @@ import platform
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,12 @@ def confirm(driver: StudyDriver, reading: TrialResult, search_seconds: float) ->
     candidate = driver.state.candidates[reading.number]
     config = candidate.complete(driver.known.base_config)
     own, twin = (
-        Contender(candidate.model_copy(), config, reading.model_copy(update={"config_hash": name}))
-        for name in ("own", "twin")
+        Contender(candidate.model_copy(), config, replace(reading, config_hash=name)) for name in ("own", "twin")
     )
     confirmation = Confirmation(own, [twin], METRIC, driver.setup.device, search_seconds)
     while (asked := confirmation.next) is not None:
         key = "own" if asked is own.candidate else "twin"
-        confirmation.tell(measure(driver, candidate).model_copy(update={"config_hash": key}))
+        confirmation.tell(replace(measure(driver, candidate), config_hash=key))
     return confirmation.finding()
 
 

@@ -21,10 +21,11 @@ from zerotune.trial_lib.launch.slots import held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from zerotune.trial_lib.launch.sweep import run_sweep
 from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.messages.orders import StepWindow, TrainingSpec
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
 from zerotune.trial_lib.records.folders import TrialPaths
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 Case = TypeVar("Case")
 MODELS = Path(__file__).with_name("models")

@@ -10,7 +10,8 @@ from typing import Any
 
 from zerotune.trial_lib.launch.processes import channel
 from zerotune.trial_lib.launch.rank_starter import Launched, LaunchRequest
-from zerotune.trial_lib.messages.orders import Import, RankOrder, SizeOrder
+from zerotune.trial_lib.messages.measurement import Import
+from zerotune.trial_lib.messages.orders import RankOrder, SizeOrder
 
 MIB = 2**20
 PROFILE = {
@@ -92,7 +93,7 @@ def _measured(order: SizeOrder) -> dict[str, Any]:
         "step_times": [size / rate] * 10,
         "losses": [1.0] * 10,
         "micro_batch_arrived": size,
-        "memory": {"peak": 400 * MIB + size * MIB, "after_initialize": 400 * MIB},
+        "memory": {"peak": [400 * MIB + size * MIB], "after_initialize": [400 * MIB]},
         "phases": {"start": 0.0, "import": 0.0, "initialize": 0.0, "first_step": 0.0, "steps": 0.0},
         "versions": {"python": "3", "torch": "2", "deepspeed": "0"},
     }

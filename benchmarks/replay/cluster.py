@@ -14,9 +14,10 @@ from typing import Any
 from benchmarks.replay.cluster_model import DEVICE_BYTES, Cluster, Transformer, Zero
 from benchmarks.replay.world import World
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import Memory, ModelProfile, TrialResult
+from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
 from zerotune.trial_lib.search.base import ExpectedArm, SearchProblem, key_of
 from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace

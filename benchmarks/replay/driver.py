@@ -4,7 +4,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from benchmarks.replay.recorded import key_of
@@ -64,7 +64,7 @@ class _Driver:
         self._order = count()
         self._places = concurrency
         profile = world.profile(random.Random(f"{seed}:profile"))
-        submitted = self._run(world.submitted).model_copy(update={"purpose": Purpose.SUBMITTED})
+        submitted = replace(self._run(world.submitted), purpose=Purpose.SUBMITTED)
         self._submitted_value = submitted.metrics.get(search.metric.name)
         self._to_beat = submitted.metrics.get("throughput", 0.0)
         self._now = sum(profile[1].phases.values()) + sum(submitted.phases.values())
@@ -104,7 +104,7 @@ class _Driver:
             result = self._run(candidate)
             paid = START_UP if measured else ()
             at += sum(s for name, s in result.phases.items() if name not in paid and name != "end")
-            result = result.model_copy(update={"swept": bool(measured)})
+            result = replace(result, swept=bool(measured))
             measured.append((candidate, result))
             self._at(at, self._tell, candidate, result)
             if result.outcome is not Outcome.COMPLETED:
@@ -131,7 +131,7 @@ class _Driver:
             "step_times": result.step_times[:counted],
             "phases": {**result.phases, "steps": result.phases["steps"] * made},
         }
-        return result.model_copy(update=stopped)
+        return replace(result, **stopped)
 
     def _run(self, candidate: Candidate) -> TrialResult:
         # The same candidate reads the same in every search of a seed, the first time: their differences are then

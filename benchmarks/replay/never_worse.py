@@ -65,7 +65,7 @@ class _Trials:
         self._observe(candidate, self._noted(candidate, result))
 
     def _noted(self, candidate: Candidate, result: TrialResult) -> TrialResult:
-        noted = result.model_copy(update={"number": len(self.told), "config_hash": _key(candidate)})
+        noted = replace(result, number=len(self.told), config_hash=_key(candidate))
         self.told[noted.number] = candidate, noted
         return noted
 
@@ -106,7 +106,7 @@ def _confirmed(world: World, contenders: list[Contender], seed: int, seconds: fl
         number = 1000 + len(ran)
         result = world.run(candidate, random.Random(f"{seed}:confirm:{number}"))
         ran[number] = candidate
-        confirmation.tell(result.model_copy(update={"number": number, "config_hash": _key(candidate)}))
+        confirmation.tell(replace(result, number=number, config_hash=_key(candidate)))
     winner = confirmation.finding().winner
     return own.candidate if winner is None else ran[winner.trials[0]]
 

@@ -14,8 +14,9 @@ from pydantic import Field, ValidationError
 
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import LineReader, append
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 VERSION = 1
 # A table is a file of the user's that colleagues may read. The umask applies.

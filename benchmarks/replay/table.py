@@ -24,9 +24,10 @@ from benchmarks.replay.recorded import RecordedTable, TableRow, read_table
 from benchmarks.replay.space_of_table import nearest, space_of
 from benchmarks.replay.world import START_UP, World
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.messages.turned import WORKERS
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.records.switches import switches_of
 from zerotune.trial_lib.search.base import SearchProblem
 from zerotune.trial_lib.search.knobs import SearchSpace

@@ -185,7 +185,7 @@ class WholeClusterWorld(ClusterWorld):
         if not switches_of(candidate.knobs)[COMPILE]:
             return result
         phases = {**result.phases, "first_step": result.phases["first_step"] + _COMPILES_S}
-        return result.model_copy(update={"phases": phases})
+        return replace(result, phases=phases)
 
 
 def _of(cluster: Cluster, recompute: bool) -> Cluster:

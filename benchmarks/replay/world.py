@@ -3,13 +3,15 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.base import SearchProblem
 
 START_UP = ("start", "import", "initialize")
@@ -47,7 +49,7 @@ class World(ABC):
         result = self.run(candidate, draws)
         phases = {name: seconds for name, seconds in result.phases.items() if name != "steps"}
         of_profile = {"purpose": Purpose.PROFILE, "profile": self.problem.profile, "phases": phases}
-        return candidate, result.model_copy(update=of_profile)
+        return candidate, replace(result, **of_profile)
 
     @cached_property
     def best(self) -> float:

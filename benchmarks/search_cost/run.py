@@ -13,8 +13,9 @@ from statistics import median, quantiles
 from time import process_time_ns
 from typing import Any
 
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.adaptive import AdaptiveSearch
 from zerotune.trial_lib.search.base import Search, SearchProblem
 from zerotune.trial_lib.search.dsat import AshaSearch, BinarySearch, RandomSearch

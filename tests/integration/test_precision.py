@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.study.loss_agreement import LossCourse, compare
 
 SHORT = StepWindow(start_step=3, end_step=8, max_steps=6)

@@ -6,11 +6,12 @@ import json
 import pytest
 from conftest import CONFIG, Trials
 
-from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, BatchSizes
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.profile import profile_candidates, run_profile
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)

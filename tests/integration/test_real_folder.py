@@ -96,10 +96,10 @@ os.execv(sys.executable, [sys.executable, "-B", "-c", told["code"]])
 INTERCEPTED = """
 import json, os, sys, time
 from pathlib import Path
-from zerotune.trial_lib.rank import file_functions
+from zerotune.trial_lib.rank import sandbox
 told = json.loads(sys.argv[1])
 os.chdir(told["folder"])
-file_functions.install(Path(told["scratch"]), time.time(), Path(told["folder"]), None, told["hidden"])
+sandbox.install(Path(told["scratch"]), time.time(), Path(told["folder"]), None, told["hidden"])
 exec(compile(told["code"], "program", "exec"), {"__name__": "__main__"})
 """
 

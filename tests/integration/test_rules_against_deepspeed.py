@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, ModelShape
-from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes, overwrite_deepspeed_config, resolve_batch
+from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, resolve_batch
 from zerotune.trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import BatchSizes
 
 ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
 BASE: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "optimizer": ADAM}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.search.allocations import allocations
 from zerotune.trial_lib.search.zero_settings import ZeroSettings
 

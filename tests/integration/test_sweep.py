@@ -145,7 +145,7 @@ def test_each_size_of_a_script_is_a_trial_of_its_own(sweeps: Sweeps, stage: int)
     assert [end.swept for end in ends] == [False, True, True]
     assert ends == sweeps.told
     for plan, end in zip(plans, ends, strict=True):
-        assert TrialResult.model_validate_json(plan.paths.result.read_text()) == end
+        assert TrialResult.from_text(plan.paths.result.read_text()) == end
         assert (end.number, end.config_hash) == (plan.number, plan.config_hash)
         assert [Path(log).parent for log in end.logs] == [plan.paths.root] * 2
         assert len(end.memory.peak) == 2

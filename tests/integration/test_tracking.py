@@ -20,9 +20,10 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from server_fixtures import free_port
 
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.tracking.sync import StudySync, Tracker, trials_view
 from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri
 
@@ -112,7 +113,7 @@ def add_trial(paths: StudyPaths, number: int, outcome: Outcome = Outcome.COMPLET
         started_at=1001.0 + number,
     )
     if ended:
-        trial.result.write_text(result.model_dump_json())
+        trial.result.write_text(result.to_text())
 
 
 def finish(paths: StudyPaths, best_number: int) -> None:

@@ -6,7 +6,7 @@ import re
 import socket
 import statistics
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,7 @@ def test_the_profile_says_what_the_model_needs_in_the_log_and_in_a_file(ran: Ran
     report = json.loads(ran.study.paths.profile.read_text())
     profile = ran.study.results[0].profile
     assert profile is not None
-    assert report["profile"] == profile.model_dump()
+    assert report["profile"] == asdict(profile)
     assert profile.num_params == profile.trainable_num_params == 32 * 64 + 64 + 1024 + 64 * 8 + 8
     assert profile.activation_mem_per_gpu > 0
     assert 0 < profile.gpu_mem < 600 * 2**20

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import pytest
 from conftest import Trials
 
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.messages.orders import StepWindow, TrainingOrder
 from zerotune.trial_lib.messages.turned import FUSED, PINNED, WORKERS
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import TrialResult
 
 OWN = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
 PROGRAM = """

@@ -28,7 +28,6 @@ IMPORT_MORE = {
     "zerotune.flows.tune": 27,
     "zerotune.flows.tuning": 22,
     "zerotune.tasks.results": 21,
-    "zerotune.trial_lib.rank.sizes": 24,
     "zerotune.trial_lib.report.read_study": 22,
     "zerotune.trial_lib.study.open_full_experiment": 25,
     "zerotune.trial_lib.study.open_study": 27,
@@ -189,7 +188,7 @@ def _classes(module: ast.Module) -> Iterator[str]:
 _TOUCH_A_DEVICE = (
     "trial_lib/launch/processes/environment_check.py",
     "trial_lib/rank/device.py",
-    "trial_lib/rank/turning.py",
+    "trial_lib/rank/model_transforms.py",
 )
 _ASKS_A_DEVICE = re.compile(r"torch\.cuda\b|\bdevice(\.type)? [!=]= [\"']")
 

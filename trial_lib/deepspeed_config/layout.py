@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerotune.trial_lib.messages.measurement import ModelProfile
+
 AUTOTP = "tensor_parallel.autotp_size"
 SEQUENCE = "sequence_parallel_size"
 AUTOEP = "expert_parallel.autoep_size"
@@ -134,6 +136,10 @@ class ModelShape:
     layer_count: int = 0  # layers that the stages of a pipeline share. 0 if unknown.
     expert_counts: Sequence[int] = ()  # experts of the layers of DeepSpeed's mixture, each number once
     sequence_length: int = 0  # tokens of every sample. 0 if unknown, or if samples differ.
+
+    @classmethod
+    def of(cls, profile: ModelProfile) -> "ModelShape":
+        return cls(tuple(profile.head_counts), profile.layer_count, tuple(profile.expert_counts))
 
 
 def undivided_devices(layout: Layout, slots: int) -> str | None:

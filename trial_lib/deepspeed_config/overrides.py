@@ -10,13 +10,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import read_bounded
+from zerotune.trial_lib.messages.measurement import BatchSizes
 
 # Reads a DeepSpeed configuration from a file, or from the text that DeepSpeed accepts instead.
 
@@ -320,15 +320,6 @@ def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 # The batch triple: train_batch_size = micro-batch size * accumulation steps * model replicas, with gaps filled in.
 
 _WHERE = "the DeepSpeed configuration"
-
-
-@dataclass(frozen=True)
-class BatchSizes:
-    """The samples of one optimizer step, and their division."""
-
-    train_batch_size: int  # samples in one optimizer step, over all replicas
-    micro_batch_size: int  # samples of a rank in one forward pass
-    gradient_accumulation_steps: int  # micro-batches in one optimizer step
 
 
 def resolve_batch(config: Mapping[str, Any], data_parallel_size: int) -> BatchSizes:

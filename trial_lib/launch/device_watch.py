@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from pydantic import TypeAdapter
 
 from zerotune.trial_lib.device.base import DeviceState, Host, Tenant
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.outcome import read_record
+from zerotune.trial_lib.rank.endings import ENDED, WORKS, RankEnd
 from zerotune.trial_lib.records.result import Neighbour, TrialDevice
 from zerotune.trial_lib.records.units import bytes_shown
 
@@ -226,8 +228,7 @@ def neighbour(tenant: Tenant) -> Neighbour:
 # Reports while ranks stand still what they wait for, and which rank works.
 
 _POLL_S = 2.0
-# `zerotune.trial_lib.rank.endings` names the end of a rank so.
-_ENDED, _WORKS = "ended", "works"
+_STATE = TypeAdapter(RankEnd)
 # The time to the next report of a trial, and the factor for the time to the one after it.
 _AGAIN_S, _LONGER = 120.0, 2.0
 
@@ -250,10 +251,10 @@ def _tell(label: str, states: list[Path], note: Callable[[str], None], over: thr
     while not over.wait(_POLL_S):
         if time.monotonic() < next_at:
             continue
-        said = [state for state in map(read_record, states) if state is not None]
+        said = [end for state in states if (end := read_record(state, _STATE)) is not None]
         # If all ranks have ended, none waits. Their processes are about to end.
-        kinds = {state["end"]["kind"] for state in said}
-        if len(said) == len(states) and kinds != {_ENDED}:
-            words = "; ".join(f"rank {rank} {state['words']}" for rank, state in enumerate(said))
-            note(f"{label} {'takes long' if kinds == {_WORKS} else 'stands still'}: {words}")
+        kinds = {end.kind for end in said}
+        if len(said) == len(states) and kinds != {ENDED}:
+            words = "; ".join(f"rank {rank} {end.words}" for rank, end in enumerate(said))
+            note(f"{label} {'takes long' if kinds == {WORKS} else 'stands still'}: {words}")
             next_at, pause_s = time.monotonic() + pause_s, pause_s * _LONGER

@@ -139,7 +139,7 @@ def _attempt(
     if invalid is not None:
         return _AttemptEnd(outcome, invalid, is_invalid=True)
     failures = [record.failure for record in records if record.failure is not None]
-    is_refused = any(failure.get("refusal") or failure.get("elsewhere") for failure in failures)
+    is_refused = any(failure.refusal or failure.elsewhere for failure in failures)
     from_outside = is_from_outside(ending, outcome, records)
     return _AttemptEnd(outcome, end.reason, is_invalid=is_refused, is_from_outside=from_outside)
 
@@ -179,8 +179,8 @@ def _broken_api(records: list[RankRecord]) -> str | None:
         if record.failure is None:
             found = _INVALID_TRIAL_LINE.search(record.log_tail)
             message = found and found.group(1)
-        elif record.failure["type"] == _INVALID_TRIAL:
-            message = record.failure["message"]
+        elif record.failure.type == _INVALID_TRIAL:
+            message = record.failure.message
         if message:
             return f"{as_sentence(' '.join(message.split()))} Log: {record.log}"
     return None

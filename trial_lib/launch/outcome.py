@@ -1,17 +1,19 @@
 """The outcome of a trial, from the records and logs of its ranks."""
 
 import contextlib
-import json
 import re
 import signal
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.processes.supervisor import CANCEL, DEADLINE, REPLACED, STOPPED
 from zerotune.trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
+from zerotune.trial_lib.messages.measurement import Measurement, ProgramProfile, RankFailure
 from zerotune.trial_lib.messages.orders import ANOTHER_HAS_FAILED, SENDS
 from zerotune.trial_lib.records.result import Outcome, as_sentence
 from zerotune.trial_lib.records.units import bytes_shown
@@ -83,7 +85,7 @@ class MemoryLack:
     said: str  # the line that shows it
 
 
-def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -> MemoryLack | None:
+def lack_of_memory(failure: RankFailure | None, log_tail: str, device: str) -> MemoryLack | None:
     """Returns the memory that a rank has run out of. None if nothing shows that.
 
     In the recorded exception all the texts count. In the log only unmistakable texts count, because a warning may name
@@ -91,19 +93,19 @@ def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -
     """
     if failure is not None:
         found = _lack_in(failure, device)
-        if found is not None or not PEER_DIED.search(failure["message"]):
+        if found is not None or not PEER_DIED.search(failure.message):
             return found
     return _lack_in_text(log_tail, device)
 
 
-def _lack_in(failure: dict[str, Any], device: str) -> MemoryLack | None:
-    message = f"{failure['type']}: {failure['message']}"
-    for text in (message, failure["traceback"]):
+def _lack_in(failure: RankFailure, device: str) -> MemoryLack | None:
+    message = f"{failure.type}: {failure.message}"
+    for text in (message, failure.traceback):
         found = _lack_in_text(text, device) or _in_other_words(text)
         if found is not None:
             return MemoryLack(MemoryOwner.HOST, found.said) if _has_its_own(device) and _pins(failure) else found
     unsure = _UNSURE.search(message)
-    left = failure.get("memory") or {}
+    left = failure.memory
     if unsure is not None and left.get("free", float("inf")) <= _NONE_LEFT_SHARE * left.get("total", 0):
         free = f"The device had {bytes_shown(left['free'])} of {bytes_shown(left['total'])} free."
         return MemoryLack(MemoryOwner.DEVICE, f"{_line_with(message, unsure.start())} {free}")
@@ -119,10 +121,10 @@ def _in_other_words(text: str) -> MemoryLack | None:
     return next((MemoryLack(MemoryOwner.DEVICE, line[:_LONGEST_LINE]) for line in lines), None)
 
 
-def _pins(failure: dict[str, Any]) -> bool:
-    last_frame = failure["traceback"].rpartition('  File "')[2]
-    return failure["type"] != _OF_THE_ALLOCATOR and bool(
-        _SAYS_IT_PINS.search(failure["message"]) or _PINS_HERE.search(last_frame)
+def _pins(failure: RankFailure) -> bool:
+    last_frame = failure.traceback.rpartition('  File "')[2]
+    return failure.type != _OF_THE_ALLOCATOR and bool(
+        _SAYS_IT_PINS.search(failure.message) or _PINS_HERE.search(last_frame)
     )
 
 
@@ -165,9 +167,8 @@ _OF_NO_CONFIGURATION = {
 
 @dataclass(frozen=True)
 class RankRecord:
-    measurement: dict[str, Any] | None  # its measurement. None if it has none.
-    # The exception that ended it, as `measure.rank` records it. None if there is no record.
-    failure: dict[str, Any] | None
+    measurement: Measurement | None  # its measurement. None if it has none.
+    failure: RankFailure | None  # the exception that ended it. None if there is no record.
     log_tail: str  # the last lines of its log
     log: str  # path of its log
     engine_built: bool = True  # whether its program has built a DeepSpeed engine
@@ -191,8 +192,8 @@ def classify(
     """
     measured = [(number, rank.measurement) for number, rank in enumerate(ranks) if rank.measurement is not None]
     for number, measurement in measured:
-        if measurement["outcome"] != Outcome.COMPLETED:
-            return TrialEnd(Outcome(measurement["outcome"]), measurement["reason"], number)
+        if measurement.outcome != Outcome.COMPLETED:
+            return TrialEnd(Outcome(measurement.outcome), measurement.reason, number)
     if len(measured) == len(ranks):
         return TrialEnd(Outcome.COMPLETED)
     if ending.ended_by == CANCEL:
@@ -269,11 +270,9 @@ def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, ke
 
 def _roots(ranks: list[RankRecord]) -> list[tuple[float, int]]:
     return [
-        (rank.failure["time"], number)
+        (rank.failure.time, number)
         for number, rank in enumerate(ranks)
-        if rank.failure
-        and not PEER_DIED.search(rank.failure["message"])
-        and rank.failure["message"] != ANOTHER_HAS_FAILED
+        if rank.failure and not PEER_DIED.search(rank.failure.message) and rank.failure.message != ANOTHER_HAS_FAILED
     ]
 
 
@@ -296,19 +295,19 @@ def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
     assert rank.failure is not None
     failure = rank.failure
     # The first lines as one. pydantic names the wrong key only in the second and third.
-    message = " ".join(" ".join(failure["message"].strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
-    if failure["ended_early"]:
+    message = " ".join(" ".join(failure.message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
+    if failure.ended_early:
         return Outcome.CRASHED, message
-    if failure.get("elsewhere"):
-        return Outcome.INVALID, str(failure["message"])
-    if failure.get("waits"):
-        return Outcome.TIMED_OUT, str(failure["message"])
-    if failure["type"] == "SystemExit" and message.isdigit():
+    if failure.elsewhere:
+        return Outcome.INVALID, failure.message
+    if failure.waits:
+        return Outcome.TIMED_OUT, failure.message
+    if failure.type == "SystemExit" and message.isdigit():
         said = f"SystemExit: {message}; its last words: {_last_line(rank)}"
         return Outcome.CRASHED, f"The program ended by itself with {said}"
-    sentence = f"{failure['type']}: {message}" if message else str(failure["type"])
-    if failure["in_initialize"] and failure["type"] not in _OF_NO_CONFIGURATION:
-        return Outcome.INVALID, f"{REFUSED} {failure.get('refusal') or sentence}"
+    sentence = f"{failure.type}: {message}" if message else failure.type
+    if failure.in_initialize and failure.type not in _OF_NO_CONFIGURATION:
+        return Outcome.INVALID, f"{REFUSED} {failure.refusal or sentence}"
     return Outcome.CRASHED, f"The program raised {sentence}"
 
 
@@ -359,14 +358,18 @@ def read_rank_record(
     Bytes of the log before `log_start` are older than the rank. `engine_built` exists when the rank has an engine.
     """
     has_engine = engine_built is None or engine_built.exists()
-    return RankRecord(read_record(record), read_record(failure), _tail(log, log_start), str(log), has_engine)
+    measured, ended = read_record(record, MEASUREMENT), read_record(failure, FAILURE)
+    return RankRecord(measured, ended, _tail(log, log_start), str(log), has_engine)
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
+_RecordT = TypeVar("_RecordT")
+MEASUREMENT, FAILURE, PROGRAM = TypeAdapter(Measurement), TypeAdapter(RankFailure), TypeAdapter(ProgramProfile)
+
+
+def read_record(path: Path, kind: TypeAdapter[_RecordT]) -> _RecordT | None:
     """Returns the content of a file that a rank writes as JSON. None if it is missing or damaged."""
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        record: dict[str, Any] = json.loads(path.read_text())
-        return record
+    with contextlib.suppress(OSError, ValidationError):
+        return kind.validate_json(path.read_bytes())
     return None
 
 

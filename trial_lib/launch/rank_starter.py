@@ -16,7 +16,7 @@ from zerotune.trial_lib.launch.processes import channel
 from zerotune.trial_lib.launch.processes.environment_check import Judgement
 from zerotune.trial_lib.launch.processes.watchdog import LOOK_S, StoppedLooks, wake
 from zerotune.trial_lib.messages.folders import Layer
-from zerotune.trial_lib.messages.orders import Import
+from zerotune.trial_lib.messages.measurement import Import
 
 HOST, GUARD = "host", "guard"
 """Two causes of an end: a host has died, or the guard was killed."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ from zerotune.trial_lib.launch.ray_host import (
 from zerotune.trial_lib.launch.trial import TrialPlan, begin, take_result, unstarted, write_unstarted
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_whole
-from zerotune.trial_lib.messages.orders import Import
+from zerotune.trial_lib.messages.measurement import Import
 from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 
@@ -301,7 +302,7 @@ class RayPlace:
                 return unstarted(order.plans[0], Outcome.CANCELLED, "Cancelled while it ran.")
             said = f"The host died while the trial ran: {error}"
             lost = unstarted(order.plans[0], Outcome.CRASHED, said, from_outside=True)
-            return lost.model_copy(update={"started_at": started_at})
+            return replace(lost, started_at=started_at)
         for text in delivery.notes:
             note(text)
         return delivery
@@ -328,7 +329,7 @@ class RayPlace:
 
 
 def _write(path: Path, result: TrialResult) -> None:
-    write_whole(path, result.model_dump_json(indent=2))
+    write_whole(path, result.to_text())
 
 
 # The Ray task of an order. It holds the slots that Ray has assigned, and the hosts' actors do the work.

@@ -23,7 +23,8 @@ from zerotune.trial_lib.launch.slots import SlotWait, held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter
 from zerotune.trial_lib.launch.trial import TrialPlan, begin, order_of, request_of, run_to_end
 from zerotune.trial_lib.messages.files import OWNERS_FOLDER
-from zerotune.trial_lib.messages.orders import Import, TrainingSpec
+from zerotune.trial_lib.messages.measurement import Import
+from zerotune.trial_lib.messages.orders import TrainingSpec
 from zerotune.trial_lib.records.candidate import Purpose, Sweep, Withdrawal
 from zerotune.trial_lib.records.folders import TrialPaths
 from zerotune.trial_lib.records.result import TrialResult
@@ -108,8 +109,8 @@ def moved(plan: TrialPlan, root: Path) -> TrialPlan:
 
 
 def result_from(result: TrialResult, there: Path, here: Path) -> TrialResult:
-    renamed = _renamed(result.model_dump(mode="json"), str(there), str(here))
-    return TrialResult.model_validate_json(json.dumps(renamed))
+    renamed = _renamed(result.to_json(), str(there), str(here))
+    return TrialResult.from_text(json.dumps(renamed))
 
 
 def _renamed(value: _ValueT, old: str, new: str) -> _ValueT:

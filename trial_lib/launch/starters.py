@@ -22,7 +22,8 @@ from zerotune.trial_lib.launch.processes.rank_process import NUMBER
 from zerotune.trial_lib.launch.processes.watchdog import LOOK_S, StoppedLooks, is_stopped
 from zerotune.trial_lib.launch.rank_starter import Launched, LaunchRequest, StarterClosedError
 from zerotune.trial_lib.messages.files import open_own
-from zerotune.trial_lib.messages.orders import Import, modules_in
+from zerotune.trial_lib.messages.measurement import Import
+from zerotune.trial_lib.messages.orders import modules_in
 from zerotune.trial_lib.records.units import duration
 
 # Builds of DeepSpeed's ops beside running trials, on this host and on the other hosts that a trial spans.

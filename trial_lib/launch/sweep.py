@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from zerotune.trial_lib.device.base import Host, has_killed, kernel_kills
 from zerotune.trial_lib.launch.device_watch import note_devices, noting_standing_ranks, watched
-from zerotune.trial_lib.launch.outcome import read_record
+from zerotune.trial_lib.launch.outcome import MEASUREMENT, read_record
 from zerotune.trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
 from zerotune.trial_lib.launch.trial import (
     TrialPlan,
@@ -31,10 +33,11 @@ from zerotune.trial_lib.launch.trial import (
 )
 from zerotune.trial_lib.launch.trial_files import put_away
 from zerotune.trial_lib.messages.build_times import seconds as build_seconds
-from zerotune.trial_lib.messages.orders import KEPT, RankOrder, seconds_since, since_boot
+from zerotune.trial_lib.messages.orders import RankOrder, seconds_since, since_boot
 from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedForSlots
 
+_DECIDED = TypeAdapter(dict[str, str])
 _POLL_S = 0.05
 _MEASURED = (Outcome.COMPLETED, Outcome.TOO_SLOW)
 # Outcomes that a later size shows as reliably as a first one. Any other may be caused by the sizes before it.
@@ -145,12 +148,14 @@ class _Collector:
         """Collects the sizes that all ranks have measured. The last plan is left, because it ends with the group."""
         while len(self.results) + 1 < len(self._plans):
             plan = self._plans[len(self.results)]
-            records = [read_record(plan.paths.measurement(rank)) or {} for rank in range(plan.candidate.slots)]
+            ranks = range(plan.candidate.slots)
+            read = (read_record(plan.paths.measurement(rank), MEASUREMENT) for rank in ranks)
             # What a profile has kept may still become more.
-            if not all(record.get("outcome") in _MEASURED and KEPT not in record for record in records):
+            records = [each for each in read if each and each.outcome in _MEASURED and not each.is_kept]
+            if len(records) < len(ranks):
                 return
             # A rank of another host has another uptime, and its wall clock may be wrong.
-            ago = min(seconds_since(record["time"]) for record in records)
+            ago = min(seconds_since(record.time) for record in records)
             ended_at = max(self._begins_at, since_boot() - ago)
             self._add(self._next_result(ProcessesEnd("ranks", [0] * len(records)), False, ended_at))
             self._started_at = max(self._started_at, time.time() - (since_boot() - ended_at))  # one clock is read first
@@ -160,7 +165,7 @@ class _Collector:
     def take_last(self, ending: ProcessesEnd, kernel_killed: bool | None, note: Callable[[str], None]) -> Withdrawal:
         """Collects the size that ran when the group ended. Returns the reason why the others were not measured."""
         position = len(self.results)
-        decided = read_record(self._plans[0].paths.withdrawal)
+        decided = read_record(self._plans[0].paths.withdrawal, _DECIDED)
         if position and decided:
             return Withdrawal(decided["reason"])
         result = self._next_result(ending, kernel_killed, since_boot())

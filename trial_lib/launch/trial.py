@@ -14,7 +14,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from zerotune.trial_lib.device.base import Host, has_killed, kernel_kills
 from zerotune.trial_lib.launch.device_watch import note_devices, noting_standing_ranks, watched
 from zerotune.trial_lib.launch.locks import reserved_port
-from zerotune.trial_lib.launch.outcome import classify, is_from_outside, read_rank_record, read_record
+from zerotune.trial_lib.launch.outcome import PROGRAM, classify, is_from_outside, read_rank_record, read_record
 from zerotune.trial_lib.launch.processes.watchdog import LEFT, REMOVED
 from zerotune.trial_lib.launch.rank_starter import (
     HostRanks,
@@ -29,20 +29,12 @@ from zerotune.trial_lib.launch.slots import HeldSlots, SlotWait, held_slots
 from zerotune.trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, remove
 from zerotune.trial_lib.messages import orders
 from zerotune.trial_lib.messages.files import OWNERS_FOLDER, write_all, write_whole
-from zerotune.trial_lib.messages.measurement import TracedStep
+from zerotune.trial_lib.messages.measurement import Measurement, Memory
 from zerotune.trial_lib.messages.orders import ProbeSettings, RankOrder, SizeOrder, TrainingSpec
 from zerotune.trial_lib.messages.shared_segments import OF_NCCL
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
-from zerotune.trial_lib.records.result import (
-    Memory,
-    ModelProfile,
-    Outcome,
-    ProgramProfile,
-    TrialDevice,
-    TrialResult,
-    WaitedForSlots,
-)
+from zerotune.trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedForSlots
 from zerotune.trial_lib.records.units import bytes_shown
 
 # Sentences for the user about CUDA's caching allocator in a trial.
@@ -185,7 +177,7 @@ def _of_plan(plan: TrialPlan) -> dict[str, Any]:
 def write_unstarted(plan: TrialPlan, result: TrialResult) -> None:
     """Writes the records of a trial that needs no process, because it cannot work or its result is known."""
     write_candidate(plan)
-    write_whole(plan.paths.result, result.model_dump_json(indent=2))
+    write_whole(plan.paths.result, result.to_text())
 
 
 def write_candidate(plan: TrialPlan) -> None:
@@ -334,47 +326,38 @@ def take_result(
         for rank in range(plan.candidate.slots)
     ]
     end = classify(ending, ranks, plan.deadline_s, kernel_killed, device)
-    outcome = end.outcome
-    first = ranks[0].measurement or {}
-    failure = next((rank.failure for rank in ranks if rank.failure), {}) or {}
-    phases = dict(first.get("phases") or failure.get("phases") or {})
-    phases["end"] = max(0.0, seconds - sum(phases.values()))
-    memory = [rank.measurement["memory"] for rank in ranks if rank.measurement and "memory" in rank.measurement]
-    of_ranks = Memory(**{name: [record[name] for record in memory if name in record] for name in Memory.model_fields})
-    note = " ".join(filter(None, (first.get("note", ""), allocator_note(of_ranks, plan.program.environment))))
-    profile, program = first.get("profile"), first.get("program") or None
+    measurements = [rank.measurement for rank in ranks if rank.measurement is not None]
+    first = ranks[0].measurement or Measurement(outcome=end.outcome.value)
+    # What is measured of a trial that has not completed counts only in part.
+    is_complete = end.outcome is Outcome.COMPLETED
+    program = first.program
     if program is None and plan.purpose is Purpose.PROFILE:
         # The facts that it has found before its end.
-        program = read_record(plan.paths.engine_built(0))
-    result = TrialResult(
+        program = read_record(plan.paths.engine_built(0), PROGRAM)
+    # The phases are those of rank 0, or of a rank that failed before it had measured.
+    failed = next((rank.failure.phases for rank in ranks if rank.failure is not None), {})
+    phases = dict(first.phases or failed)
+    phases["end"] = max(0.0, seconds - sum(phases.values()))
+    memory = Memory.of_ranks(each.memory for each in measurements)
+    result = TrialResult.of(
+        first,
         **_of_plan(plan),
-        outcome=outcome,
+        outcome=end.outcome,
         reason=end.reason,
         failed_rank=end.failed_rank,
-        metrics=first.get("metrics", {}) if outcome is Outcome.COMPLETED else {},
-        step_times=first.get("step_times", []),
-        losses=first.get("losses", []),
-        skipped_steps=first.get("skipped_steps", []),
-        initial_weights=first.get("initial_weights", []),
-        from_outside=is_from_outside(ending, outcome, ranks),
-        elsewhere=any(rank.measurement.get("elsewhere", False) for rank in ranks if rank.measurement),
+        metrics=first.metrics if is_complete else {},
+        profile=first.profile if is_complete else None,
+        program=program,
+        from_outside=is_from_outside(ending, end.outcome, ranks),
+        elsewhere=any(each.elsewhere for each in measurements),
         swept=swept,
-        micro_batch_arrived=first.get("micro_batch_arrived"),
-        longest_sequence=first.get("longest_sequence"),
-        note=note,
-        memory=of_ranks,
-        profile=None if profile is None or outcome is not Outcome.COMPLETED else ModelProfile(**profile),
-        program=None if program is None else ProgramProfile(**program),
+        note=" ".join(filter(None, (first.note, allocator_note(memory, plan.program.environment)))),
+        memory=memory,
         phases=phases,
         logs=[rank.log for rank in ranks],
-        imported=first.get("imported", []),
-        files=first.get("files", ""),
-        trained_on=first.get("trained_on", ""),
-        versions=first.get("versions", {}),
-        traced=None if (traced := first.get("traced")) is None else TracedStep(**traced),
         started_at=started_at,
         devices=list(devices),
         waited=waited,
     )
-    write_whole(plan.paths.result, result.model_dump_json(indent=2))
+    write_whole(plan.paths.result, result.to_text())
     return result

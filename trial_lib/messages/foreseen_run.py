@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from zerotune.trial_lib.messages.orders import HostMoment, Import, exact_record
+from zerotune.trial_lib.messages.measurement import HostMoment, Import
+from zerotune.trial_lib.messages.orders import exact_record
 
 # Packages whose code a foreseen run changes while it is loaded, so that no fork server may have imported them.
 CUDA_PACKAGES = ("bitsandbytes", "liger_kernel")

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zerotune.trial_lib.messages.files import write_whole
-from zerotune.trial_lib.messages.measurement import Arrival
-
-# The boot of a host, seconds since then, and seconds since the epoch, which other hosts have as well.
-HostMoment = Sequence[str | float]
+from zerotune.trial_lib.messages.measurement import Arrival, HostMoment, Import
 
 
 def now() -> HostMoment:
@@ -82,8 +79,6 @@ class StepWindow:
 
 
 # The work that a driver orders of a rank.
-
-KEPT = "kept"  # the key of a measurement that a rank has kept in case it gets no further
 
 # The beginning of the last line in the log of a rank whose program ends it by a signal, before it is measured.
 SENDS = "zerotune: the program sends "
@@ -314,11 +309,6 @@ def training_spec_of_this_rank() -> TrainingSpec | None:
     """Returns the spec of this process, as a rank of a script; None outside of ZeroTune."""
     path = os.environ.get(SPEC_VARIABLE)
     return None if path is None else read_training_spec(Path(path))
-
-
-Import = str | dict[str, str | None]
-"""A module; a statement that imports; or environment variables that the program sets before the next ones, where None
-removes one."""
 
 
 def modules_in(imported: Sequence[Import]) -> list[str]:

@@ -1,7 +1,7 @@
 """Switches that ZeroTune itself turns inside a rank, because the program's command has no place for them.
 
 Such a switch is named by the object that it belongs to: `model:compile`. A search varies it beside the switches of the
-program (`trial_lib/records/switches.py`). `trial_lib/rank/turning.py` turns it.
+program (`trial_lib/records/switches.py`). `trial_lib/rank/model_transforms.py` turns it.
 
 A rank imports this module from the user's environment: standard library only.
 """

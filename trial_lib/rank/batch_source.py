@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.rank.patching import put
 from zerotune.trial_lib.rank.user_program import may_be_of_the_user
 
 _LARGEST_FILE = 100_000  # bytes
@@ -150,7 +151,7 @@ def note_parsers() -> None:
         return parsed
 
     parse_known_args.__wrapped__ = original  # type: ignore[attr-defined]
-    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
+    put(argparse.ArgumentParser, "parse_known_args", parse_known_args)
 
 
 def values_read(names: Iterable[str]) -> dict[str, bool | int | float | str]:

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from zerotune.trial_lib.rank.compiled_programs import eagerly
 from zerotune.trial_lib.rank.loader_batches import tensors_in
 from zerotune.trial_lib.rank.memory import names
+from zerotune.trial_lib.rank.torch_functions import eagerly
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 

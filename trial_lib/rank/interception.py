@@ -25,9 +25,9 @@ from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.rank import device
 from zerotune.trial_lib.rank.endings import keys_named
 from zerotune.trial_lib.rank.engine_watch import Followers, trains
-from zerotune.trial_lib.rank.patching import replace, stand_in, when_imported
+from zerotune.trial_lib.rank.model_transforms import ModelTransforms
+from zerotune.trial_lib.rank.patching import put, replace, stand_in, when_imported
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
-from zerotune.trial_lib.rank.turning import Turning
 from zerotune.trial_lib.search.knobs import STAGE, get_knob
 
 # A program that steps an optimizer itself, and not DeepSpeed's engine
@@ -109,7 +109,7 @@ def install_engine_checkpoints(facts: ProgramFacts) -> None:
     engine = deepspeed.DeepSpeedEngine
     for name in _SAVES:
         if hasattr(engine, name):
-            setattr(engine, name, lambda engine, *args, **kwargs: True)
+            put(engine, name, lambda engine, *args, **kwargs: True)
 
     def load_checkpoint(
         original: Callable[..., Any],
@@ -204,13 +204,13 @@ def intercept(
         direct.watch(engine)
         is_native = any(isinstance(module, MoE) for module in engine.module.modules())
         # DeepSpeed 0.19 has AutoEP, and an engine that knows of either.
-        facts.by_autoep |= not is_native and bool(getattr(engine, "has_moe_layers", False))
-        facts.has_experts |= is_native or facts.by_autoep
+        by_autoep = facts.found.by_autoep or (not is_native and bool(getattr(engine, "has_moe_layers", False)))
+        facts.note(by_autoep=by_autoep, has_experts=facts.found.has_experts or is_native or by_autoep)
         observer.engine_built(engine)
 
-    turning = Turning(turned, facts)
+    transforms = ModelTransforms(turned, facts)
     # Looked up at each call: in a sweep, another probe observes later.
-    _stand_in_for_initialize(merge, lambda: observer.initialize_called(), built, turning, facts)
+    _stand_in_for_initialize(merge, lambda: observer.initialize_called(), built, transforms, facts)
     original_destroy = torch.distributed.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
@@ -236,11 +236,12 @@ def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: Pro
         passed = _read(call.arguments.get("deepspeed_config"))
         if passed is not None:
             says_itself = any(call.arguments.get(name) is not None for name in _CHECKPOINTING_BY_CODE)
-            facts.reads_activation_checkpointing |= not says_itself
+            if not says_itself:
+                facts.note(reads_activation_checkpointing=True)
             call.arguments["deepspeed_config"] = overwrite_deepspeed_config(passed, section)
         return original(*call.args, **call.kwargs)
 
-    checkpointing.configure = configure
+    put(checkpointing, "configure", configure)
 
 
 def adopt(ds_config: Mapping[str, Any], turned: Mapping[str, Any] | None = None) -> None:
@@ -260,19 +261,21 @@ def adopt(ds_config: Mapping[str, Any], turned: Mapping[str, Any] | None = None)
             found.append(difference(passed, ds_config))
         return overwrite_deepspeed_config(passed, followers.overrides_for(passed, found[0]))
 
-    _stand_in_for_initialize(merge, device.require, lambda engine, is_trained: None, Turning(turned))
+    _stand_in_for_initialize(merge, device.require, lambda engine, is_trained: None, ModelTransforms(turned))
 
 
 def let_config_count(turned: Mapping[str, Any] | None = None) -> None:
     """Makes the code's `config` win if it also passes a configuration to `deepspeed.initialize` in `args`."""
-    _stand_in_for_initialize(lambda passed, is_trained: passed, device.require, lambda *_: None, Turning(turned))
+    _stand_in_for_initialize(
+        lambda passed, is_trained: passed, device.require, lambda *_: None, ModelTransforms(turned)
+    )
 
 
 def _stand_in_for_initialize(
     merge: Callable[[DeepSpeedConfig, bool], DeepSpeedConfig],  # given the code's, and whether the engine trains
     before: Callable[[], None],
     after: Callable[[Any, bool], None],  # given the new engine, and whether it trains
-    turning: Turning,
+    transforms: ModelTransforms,
     facts: ProgramFacts | None = None,
 ) -> None:
     import deepspeed
@@ -294,16 +297,18 @@ def _stand_in_for_initialize(
                 configuration.replace(merge(passed, is_trained))
             if facts is not None:
                 caller = str(sys._getframe(1).f_globals.get("__name__"))
-                facts.by_lightning |= bool(_LIGHTNING.match(caller))
-                facts.hands_over_two_configs |= configuration.is_handed_over_twice
+                facts.note(
+                    by_lightning=facts.found.by_lightning or bool(_LIGHTNING.match(caller)),
+                    hands_over_two_configs=facts.found.hands_over_two_configs or configuration.is_handed_over_twice,
+                )
             if is_trained:
-                turning.before(call.arguments)
+                transforms.before(call.arguments)
             with keys_named(call.arguments.get("config")):
                 built = original(*call.args, **call.kwargs)
             configuration.complete(built[0])
         after(built[0], is_trained)
         if is_trained:
-            turning.after(built[0])
+            transforms.after(built[0])
         return built
 
     initialize.__wrapped__ = original  # type: ignore[attr-defined]
@@ -430,14 +435,14 @@ def _follow_stage(stage_for: Callable[[Any], Any], facts: ProgramFacts, module: 
         call = signature.bind(*args, **kwargs)
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
         if call.arguments.get("enabled", True) and caller.partition(".")[0] not in _BY_STAGE:
-            facts.partitions_its_model = True
+            facts.note(partitions_its_model=True)
             named = call.arguments.get("config_dict_or_path") or call.arguments.get("config")
             if stage_for(named) in (0, 1, 2):
                 # A module that is passed to it would be partitioned all the same.
                 call.arguments.update(enabled=False, module=None)
         original(*call.args, **call.kwargs)
 
-    context.__init__ = init
+    put(context, "__init__", init)
 
 
 # The first run of a program ends where it needs an op of DeepSpeed's that is not built
@@ -468,7 +473,7 @@ def end_at_unbuilt_ops() -> None:
                 raise OpNotBuiltError(_Loads.now)
             run(build_directory, *arguments, **options)
 
-        module._run_ninja_build = run_if_built  # type: ignore[attr-defined]
+        put(module, "_run_ninja_build", run_if_built)
 
     def follow_loads(module: ModuleType) -> None:
         load = module.OpBuilder.jit_load
@@ -486,7 +491,7 @@ def end_at_unbuilt_ops() -> None:
             finally:
                 _Loads.now = None
 
-        module.OpBuilder.jit_load = jit_load
+        put(module.OpBuilder, "jit_load", jit_load)
 
     when_imported("torch.utils.cpp_extension", follow_builds)
     when_imported("deepspeed.ops.op_builder.builder", follow_loads)

@@ -26,6 +26,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from zerotune.trial_lib.rank.patching import put
+
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:
     """Yields the tensors in nested mappings, sequences and (Hugging Face) model inputs, in order."""
@@ -215,8 +217,8 @@ class LoaderBatches:
             original_init(iterator, loader, *args, **kwargs)
             self._loaders[iterator] = weakref.ref(loader)
 
-        _BaseDataLoaderIter.__init__ = init  # type: ignore[method-assign, assignment]
-        _BaseDataLoaderIter.__next__ = taken  # type: ignore[method-assign, assignment]
+        put(_BaseDataLoaderIter, "__init__", init)
+        put(_BaseDataLoaderIter, "__next__", taken)
 
     @property
     def came_empty(self) -> bool:

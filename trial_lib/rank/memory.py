@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.rank.device import Device, device_of, device_to_come
 
 
@@ -18,7 +19,7 @@ class RankMemory:
         self._available: int | None = None
         self._initialize_peak = self._peak = 0
         self._retries_before = 0
-        self._final: dict[str, int] | None = None
+        self._final: Memory | None = None
 
     def begin(self, budget: int | None) -> None:
         """Applies the memory limit to the process from now on, if there is one. UnknownDeviceError: see `device_of`."""
@@ -68,23 +69,21 @@ class RankMemory:
         """Ignores memory from now on, because it is not the training's own."""
         self._final = self.figures(device)
 
-    def figures(self, device: Device) -> dict[str, int]:
-        return self._final or {
-            "peak": max(device.peak_bytes(), self._peak),
-            "after_initialize": self.after_initialize,
-            **({} if self._available is None else {"available": self._available}),
-            **device.allocator_figures(),
-            **(self._of_allocator(device) if device.allocator_figures() else {}),
-        }
-
-    def _of_allocator(self, device: Device) -> dict[str, int]:
-        left, figures = device.left_bytes(), device.allocator_figures()
-        may_have = min(left["free"] + left["reserved"], device.total_bytes())
-        return {
-            "steps_peak": device.peak_bytes(),
-            "counted_retries": figures["allocator_retries"] - self._retries_before,
-            "least_free": max(0, may_have - figures["peak_reserved"]),
-        }
+    def figures(self, device: Device) -> Memory:
+        """This rank's memory so far."""
+        if self._final is not None:
+            return self._final
+        found = {"peak": max(device.peak_bytes(), self._peak), "after_initialize": self.after_initialize}
+        if self._available is not None:
+            found["available"] = self._available
+        if of_allocator := device.allocator_figures():
+            left = device.left_bytes()
+            may_have = min(left["free"] + left["reserved"], device.total_bytes())
+            found |= of_allocator
+            found["steps_peak"] = device.peak_bytes()
+            found["counted_retries"] = of_allocator["allocator_retries"] - self._retries_before
+            found["least_free"] = max(0, may_have - of_allocator["peak_reserved"])
+        return Memory(**{name: [figure] for name, figure in found.items()})
 
 
 def _retries(device: Device) -> int:

@@ -58,7 +58,7 @@ class Patch(NamedTuple):
             replacement = self.make(original, given)
             _let_scripts_call(replacement, original)
             if path:
-                _set(owner, name, replacement)
+                put(owner, name, replacement)
             else:
                 for each in (name, *self.aliases.split()):
                     stand_in(each, original, replacement)
@@ -107,7 +107,8 @@ _ABSENT = object()
 _before: list[tuple[Any, str, Any]] = []
 
 
-def _set(owner: Any, name: str, replacement: Any) -> None:
+def put(owner: Any, name: str, replacement: Any) -> None:
+    """Puts a replacement in its place, of a module, a class or an object. `REPLACED` lists them."""
     # A class may inherit it, and has a method of its own class as it is only there.
     before = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name, _ABSENT)
     _before.append((owner, name, before))
@@ -142,12 +143,12 @@ def stand_in(name: str, original: Any, replacement: Callable[..., Any]) -> None:
     """Replaces a function, also in primed modules that have bound it to a name of their own."""
     for module in _modules_with(name):
         if getattr(module, "__dict__", {}).get(name) is original:
-            _set(module, name, replacement)
+            put(module, name, replacement)
 
 
 def replace(owner: Any, name: str, call: Callable[..., Any]) -> None:
     """Replaces a function of a class or a module by `call`, which gets the original before its arguments."""
-    _set(owner, name, around(call)(getattr(owner, name), None))
+    put(owner, name, around(call)(getattr(owner, name), None))
 
 
 def _let_scripts_call(replacement: Any, original: Any) -> None:
@@ -222,3 +223,158 @@ class _Finder(MetaPathFinder):
 
 
 _finder = _Finder()
+
+
+# What a trial replaces in the process of a user's program: one table, by library and reason. `zerotune doctor` prints
+# it, and a test installs everything and compares. Nothing is replaced in a library that the program does not import.
+
+
+class Replaced(NamedTuple):
+    library: str  # as people call it
+    why: str  # a sentence
+    names: tuple[str, ...]  # of the functions, with their module and class
+
+
+def _replaced(library: str, why: str, *places: str) -> Replaced:
+    # A place is `module: names`.
+    split = (place.partition(": ") for place in places)
+    return Replaced(library, why, tuple(f"{module}.{name}" for module, _, names in split for name in names.split()))
+
+
+REPLACED = (
+    _replaced(
+        "Python",
+        "Changes of your files go to the trial's copies.",
+        "builtins: open",
+        "io: open",
+        "os: access chmod chown fchmod fchown lchown link listdir lstat mkdir open readlink remove "
+        "removexattr rename replace rmdir scandir setxattr stat symlink truncate unlink utime",
+        "shutil: rmtree",
+    ),
+    _replaced(
+        "Python",
+        "A program that ends its process is measured before.",
+        "os: _exit execv execve kill killpg",
+        "signal: raise_signal",
+    ),
+    _replaced("Python", "Launchers that the program starts are refused.", "os: system", "subprocess: Popen.__init__"),
+    _replaced("Python", "The rank keeps its port and its devices.", "os: environ.__class__"),
+    _replaced("Python", "The options that the program reads are noted.", "argparse: ArgumentParser.parse_known_args"),
+    _replaced(
+        "Python",
+        "Shared memory that the program leaves behind is removed.",
+        "multiprocessing.shared_memory: _posixshmem",
+    ),
+    _replaced(
+        "torch",
+        "Checkpoints of a trial go to the trial's folder.",
+        "torch.serialization: load save",
+        "torch.distributed.checkpoint.filesystem: FileSystemReader.__init__ FileSystemReader.reset "
+        "_FileSystemWriter.__init__ _FileSystemWriter.reset",
+    ),
+    _replaced(
+        "torch",
+        "Ranks meet at the trial's port; other ranks are refused.",
+        "torch.distributed.distributed_c10d: destroy_process_group init_process_group",
+        "torch.multiprocessing.spawn: start_processes",
+    ),
+    _replaced(
+        "torch",
+        "Loaders and Adam follow the candidate; waits are timed.",
+        "torch.utils.data.dataloader: DataLoader.__init__ DataLoader.__iter__ _BaseDataLoaderIter.__init__ "
+        "_BaseDataLoaderIter.__next__",
+        "torch.optim.adam: Adam.__init__",
+        "torch.optim.adamw: AdamW.__init__",
+    ),
+    _replaced("torch", "Builds of extensions are timed.", "torch.utils.cpp_extension: _jit_compile _run_ninja_build"),
+    _replaced(
+        "torch",
+        "Activations that the program recomputes are noted.",
+        "torch.utils.checkpoint: CheckpointFunction.forward _checkpoint_without_reentrant_generator",
+        "deepspeed.runtime.activation_checkpointing.checkpointing: CheckpointFunction.forward non_reentrant_checkpoint",
+    ),
+    _replaced(
+        "TensorBoard",
+        "Its files go to the trial's folder.",
+        "torch.utils.tensorboard.writer: SummaryWriter.__init__",
+        "tensorboardX.writer: SummaryWriter.__init__",
+    ),
+    _replaced(
+        "DeepSpeed",
+        "The candidate is merged in, and the engine is measured.",
+        "deepspeed: initialize",
+        "deepspeed.runtime.activation_checkpointing.checkpointing: configure",
+        "deepspeed.runtime.zero.partition_parameters: Init.__init__",
+    ),
+    # Of each engine's own object, until its measurement ends.
+    _replaced(
+        "DeepSpeed",
+        "The steps of an engine that trains are timed.",
+        "deepspeed.runtime.engine: DeepSpeedEngine._take_model_step DeepSpeedEngine.backward "
+        "DeepSpeedEngine.forward DeepSpeedEngine.scale DeepSpeedEngine.step",
+        "deepspeed.runtime.pipe.engine: PipelineEngine._INSTRUCTION_MAP PipelineEngine._next_batch "
+        "PipelineEngine.train_batch",
+        "torch: Tensor.backward",
+    ),
+    _replaced(
+        "DeepSpeed",
+        "A trial saves no checkpoint, and loads no weights.",
+        "deepspeed.runtime.engine: DeepSpeedEngine.load_checkpoint DeepSpeedEngine.save_16bit_model "
+        "DeepSpeedEngine.save_checkpoint DeepSpeedEngine.save_fp16_model",
+    ),
+    _replaced(
+        "DeepSpeed",
+        "It swaps to the trial's own folder.",
+        "deepspeed.runtime.zero.offload_config: DeepSpeedZeroOffloadOptimizerConfig.__init__ "
+        "DeepSpeedZeroOffloadParamConfig.__init__",
+    ),
+    _replaced(
+        "DeepSpeed",
+        "Builds of ops are noted; a lone rank needs no buffer.",
+        "deepspeed.ops.op_builder.builder: OpBuilder.jit_load",
+        "deepspeed.comm.torch: build_shm_op",
+    ),
+    _replaced(
+        "Accelerate",
+        "Its configuration follows the candidate; it only trains.",
+        "accelerate.accelerator: Accelerator.init_trackers Accelerator.load_state Accelerator.prepare "
+        "Accelerator.save_model Accelerator.save_state",
+        "accelerate.utils.dataclasses: DeepSpeedPlugin.__post_init__ DeepSpeedPlugin.set_mixed_precision",
+        "accelerate.utils.deepspeed: HfDeepSpeedConfig.__init__",
+    ),
+    _replaced(
+        "transformers",
+        "The Trainer follows the candidate, and only trains.",
+        "transformers.hf_argparser: HfArgumentParser.parse_args_into_dataclasses",
+        "transformers.integrations.deepspeed: HfTrainerDeepSpeedConfig.fill_match "
+        "HfTrainerDeepSpeedConfig.trainer_config_process deepspeed_init",
+        "transformers.trainer: Trainer.create_model_card Trainer.create_scheduler Trainer.push_to_hub "
+        "Trainer.save_metrics Trainer.save_model Trainer.save_state Trainer.set_initial_training_values "
+        "Trainer.train",
+        "transformers.trainer_callback: TrainerControl.should_evaluate TrainerControl.should_save",
+        "transformers.training_args: TrainingArguments.__post_init__",
+    ),
+    _replaced(
+        "transformers",
+        "Models are saved to the trial only; nothing is uploaded.",
+        "transformers.modeling_utils: PreTrainedModel.save_pretrained",
+        "transformers.tokenization_utils_base: PreTrainedTokenizerBase.save_pretrained",
+        "transformers.utils.hub: PushToHubMixin.__init_subclass__ PushToHubMixin._create_repo "
+        "PushToHubMixin._upload_modified_files PushToHubMixin.push_to_hub PushToHubMixin.save_pretrained",
+    ),
+    _replaced("PEFT", "Adapters are saved to the trial only.", "peft.peft_model: PeftModel.save_pretrained"),
+    _replaced(
+        "safetensors",
+        "Its files go to the trial's folder.",
+        "safetensors: safe_open",
+        "safetensors.torch: serialize_file",
+    ),
+    _replaced(
+        "MLflow",
+        "Runs of the program go to a store of the trial's own.",
+        "mlflow.tracking._model_registry.utils: _resolve_registry_uri get_registry_uri set_registry_uri",
+        "mlflow.tracking._tracking_service.utils: _resolve_tracking_uri get_tracking_uri set_tracking_uri",
+        "mlflow.tracking.fluent: set_experiment start_run",
+    ),
+    _replaced("Weights & Biases", "It is off in a trial.", "wandb: init login"),
+)

@@ -10,31 +10,30 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
-from zerotune.trial_lib.messages.measurement import TRACE, Arrival
+from zerotune.trial_lib.messages.measurement import TRACE, Arrival, Measurement
 from zerotune.trial_lib.messages.orders import SizeOrder, StepWindow
 from zerotune.trial_lib.messages.statistics import t_quantile
 from zerotune.trial_lib.rank import device as expected
 from zerotune.trial_lib.rank import interception
 from zerotune.trial_lib.rank.batch_source import BatchSource
-from zerotune.trial_lib.rank.compiled_programs import NewCompilations
-from zerotune.trial_lib.rank.counted_steps import CountedStep, CountedSteps, model_profile
+from zerotune.trial_lib.rank.counted_steps import CountedStep, CountedSteps, StepLosses, model_profile
 from zerotune.trial_lib.rank.device import Device, UnknownDeviceError, device_of
 from zerotune.trial_lib.rank.engine_watch import EngineWatch, PipelineWatch, refuse_other_replicas
 from zerotune.trial_lib.rank.interception import InitializeObserver, intercept
 from zerotune.trial_lib.rank.loader_batches import loader_batches
-from zerotune.trial_lib.rank.losses import StepLosses
-from zerotune.trial_lib.rank.meeting import most
 from zerotune.trial_lib.rank.memory import RankMemory
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.rank_consensus import most
 from zerotune.trial_lib.rank.step_trace import TracedEnd, with_data_over
 from zerotune.trial_lib.rank.surveys import StretchedWarmUp, Surveys
 from zerotune.trial_lib.rank.tensor_parallel import refuse_unequal_batches
-from zerotune.trial_lib.rank.torch_functions import PlainSteps
+from zerotune.trial_lib.rank.torch_functions import NewCompilations, PlainSteps
 
 
 class CurrentProbe:
@@ -171,6 +170,22 @@ class SkippedInARow:
         return f"{skipped}, because their gradients were not finite."
 
 
+class Session(Protocol):
+    """The receiver of a probe's events: what measures one size after another in this rank."""
+
+    phases: dict[str, float]  # seconds of the rank's phases so far; the probe adds its own
+
+    def engine_built(self) -> None: ...  # the first engine that trains exists
+    def training_began(self) -> None: ...  # after the first optimizer step of the measured engine
+    def keep(self, measurement: Measurement) -> None: ...  # a measurement that counts if the rank gets no further
+    # With a measurement that is enough; ends the rank or raises `NextSize`; called again without one if the code still
+    # trains on, or destroys the process group
+    def finished(self, measurement: Measurement | None) -> None: ...
+    def end_early(self) -> None: ...  # before the code destroys the group, if enough may have been measured
+    def leave(self) -> None: ...  # before the end of a program that cannot be run again in this process
+    def fail(self, error: BaseException) -> None: ...  # records the exception, and ends the process
+
+
 current: "Probe | None" = None  # the probe of this process; None if the process is no rank of a trial
 
 
@@ -182,28 +197,15 @@ class Probe:
         order: SizeOrder,
         source: BatchSource,  # has the place of the program's batch size, for a refusal
         facts: ProgramFacts,
-        phases: dict[str, float],  # seconds of the rank's phases so far; the probe adds its own
-        engine_built: Callable[[], None],  # when the first engine exists
-        # With a measurement that is enough; ends the rank or raises `NextSize`; called again with an empty one if the
-        # code still trains on, or destroys the process group
-        finish: Callable[[dict[str, Any]], None],
-        # With a measurement that counts if the rank gets no further
-        keep: Callable[[dict[str, Any]], None] = lambda measurement: None,
-        training_began: Callable[[], None] = lambda: None,  # after the first optimizer step of the measured engine
-        # Before the code destroys the process group, if enough may have been measured
-        end_early: Callable[[], None] = lambda: None,
+        session: Session,
     ) -> None:
         self.facts = facts
         self.has_finished = self.has_frozen_engine = self._keeps_engine = False
         self.thread = threading.main_thread()  # that trains; before, the one that has built its engine, or the main one
-        self._end_early = end_early
         self._order = order
         self._source = source
-        self._phases = phases
-        self._tell_engine_built = engine_built
-        self._tell_finished = finish
-        self._keep = keep
-        self._tell_training_began = training_began
+        self._session = session
+        self._phases = session.phases
         # A child that the program forks has a copy of this object, but is not the rank.
         self._process = os.getpid()
         self._watch: EngineWatch | None = None
@@ -252,7 +254,7 @@ class Probe:
         self.memory = previous.memory.taken_over()
         self._keeps_engine = True
         self._begin_warm_up()
-        self._tell_engine_built()
+        self._session.engine_built()
         self._watch.clock.mark()
 
     def release_engine(self) -> Any:
@@ -267,9 +269,9 @@ class Probe:
         """Its buffers are made for one micro-batch size."""
         return isinstance(self._watch, PipelineWatch)
 
-    def _finish(self, measurement: dict[str, Any]) -> None:
+    def _finish(self, measurement: Measurement | None) -> None:
         self.has_finished = True
-        self._tell_finished(measurement)
+        self._session.finished(measurement)
 
     def starts_own_ranks(self, reason: str) -> None:
         """Ends a trial whose program starts ranks of its own, unless it trains already. A child of the rank raises."""
@@ -304,7 +306,7 @@ class Probe:
         device = device_of(engine.device)
         self.memory.engine_built(device)
         self._watch_engine(engine, device)
-        self._tell_engine_built()
+        self._session.engine_built()
 
     def _watch_engine(self, engine: Any, device: Device) -> None:
         asked = int(self._order.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
@@ -330,16 +332,16 @@ class Probe:
             watch.asked = self.facts.note_typed_engine(watch.engine, self._order.varied_options)
         watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
         self.facts.note_arrival(watch.arrival)
-        self.facts.samples_per_epoch = loader_batches.samples_per_epoch
+        self.facts.note(samples_per_epoch=loader_batches.samples_per_epoch)
         if as_typed:
             # These facts are now safe, whatever ends the program.
-            self._tell_engine_built()
+            self._session.engine_built()
         self._arrived = watch.rows_in(sizes), tokens
         refuse_unequal_batches(watch.engine, watch.first_digest, self.refuse)
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Watches another engine if the first one never trains, although it has an optimizer."""
-        self.facts.steps_elsewhere += 1
+        self.facts.note(steps_elsewhere=self.facts.found.steps_elsewhere + 1)
         if self._watch is None or self._watch.has_trained or isinstance(self._watch, PipelineWatch):
             return
         self._watch.end()
@@ -350,9 +352,9 @@ class Probe:
     def group_destroyed(self) -> None:
         """Measures the steps so far if they are enough, because the code may continue with another group."""
         if self.has_finished:
-            self._finish({})
+            self._finish(None)
         if os.getpid() == self._process and len(self._counted.steps) >= self.window.min_steps:
-            self._end_early()
+            self._session.end_early()
 
     def _end_phase(self, name: str) -> None:
         now = time.monotonic()
@@ -362,7 +364,7 @@ class Probe:
     def optimizer_step_ended(self, applied: bool) -> None:
         """At the moments of the window, all ranks agree on whether to go on."""
         if self.has_finished:
-            self._finish({})
+            self._finish(None)
         watch = self._watched
         if watch.device.is_recording():
             return
@@ -376,7 +378,7 @@ class Probe:
         # The first step shows whether the program follows the candidate.
         if self.steps_seen == 1:
             self.thread = threading.current_thread()
-            self._tell_training_began()
+            self._session.training_began()
             self._end_phase("first_step")
             self._compare_with_what_was_asked()
         reason = self._skipped.reason_after(applied, watch.loss)
@@ -419,7 +421,7 @@ class Probe:
 
     def _go_on_tracing(self) -> None:
         if self._traced is None:
-            self._traced = TracedEnd(self._watched, self._measurement(), self._counted.slowest, self._keep)
+            self._traced = TracedEnd(self._watched, self._measurement(), self._counted.slowest, self._session.keep)
         measurement = self._traced.go_on()
         if measurement is not None:
             self._end_phase(TRACE)
@@ -432,7 +434,7 @@ class Probe:
 
     def _surveying(self) -> Surveys:
         if self._survey is None:
-            keep, most_of = (lambda: self._keep(self._measurement())), self.on_most_demanding_rank
+            keep, most_of = (lambda: self._session.keep(self._measurement())), self.on_most_demanding_rank
             as_typed = self._order.is_typed_profile
             self._survey = Surveys(self._watched, self.facts, as_typed, most_of, keep, self._about_to_count)
         return self._survey
@@ -440,17 +442,17 @@ class Probe:
     def _about_to_count(self) -> None:
         # Keeps the measurement so far, because the next step is not the training's own.
         self.memory.end(self._watched.device)
-        self._keep(self._measurement())
+        self._session.keep(self._measurement())
 
     def _compare_with_what_was_asked(self) -> None:
         # Ends a trial if its first optimizer step had another batch than the candidate's.
         watch, source = self._watched, self._source
         if self._order.is_typed_profile:
-            self.facts.micro_batches_per_step = watch.micro_batches
+            self.facts.note(micro_batches_per_step=watch.micro_batches)
         asked, accumulation = (self._order.overrides.get(key) for key in (MICRO_BATCH, ACCUMULATION))
         if asked is not None and self._arrived is not None and not watch.arrival.follows(asked, *self._arrived):
-            rows, config = self._arrived[0], self.facts.ds_config
-            reason = source.ignored_batch_reason(asked, rows, config, accumulation or 1, self.facts.divided_among)
+            rows, found = self._arrived[0], self.facts.found
+            reason = source.ignored_batch_reason(asked, rows, found.ds_config, accumulation or 1, found.divided_among)
             self.refuse("invalid", reason, micro_batch_arrived=watch.first_micro_batch)
         if accumulation is not None and not watch.arrival.accumulates(accumulation, watch.micro_batches):
             self.refuse("invalid", source.ignored_accumulation_reason(accumulation, watch.micro_batches))
@@ -473,7 +475,7 @@ class Probe:
         return int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
 
     def refuse(self, outcome: str, reason: str, **more: Any) -> None:
-        self._finish({"outcome": outcome, "reason": reason, **more, "phases": self._phases})
+        self._finish(Measurement(outcome=outcome, reason=reason, phases=self._phases, **more))
 
     def measure_common(self, counted: int, steps: int, note: str) -> None:
         """Measures the steps that all ranks have counted, after the user's code has ended.
@@ -487,38 +489,41 @@ class Probe:
         self._counted.agree(self._watched, is_over=True)
         self._end_phase("steps" if self._survey is None else "survey")
         measurement = self._measurement()
-        measurement["note"] = " ".join(part for part in (measurement["note"], note) if part)
+        measurement = replace(measurement, note=" ".join(filter(None, (measurement.note, note))))
         self._finish(with_data_over(measurement) if self._order.traces else measurement)
 
     def on_most_demanding_rank(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks; all of them call it."""
         return most(values, self._watched.engine)
 
-    def _measurement(self) -> dict[str, Any]:
+    def _measurement(self) -> Measurement:
         # The metrics. Every rank takes part, because some are sums and maxima over all ranks.
         if self._order.is_typed_profile:
             self._surveying().conclude()
         finite = self._counted.are_finite
         measurement = self._record("completed" if finite else "diverged", "" if finite else NOT_FINITE)
-        measurement["metrics"] = self._counted.metrics(self._watched, self._order.flops_per_sample, self._order.formats)
-        if self._order.with_profile:
-            measurement["program"] = self.facts.to_json()
-            measurement["profile"] = model_profile(self._watched, self.memory.slot_bytes(self._watched.device))
-        return measurement
+        metrics = self._counted.metrics(self._watched, self._order.flops_per_sample, self._order.formats)
+        if not self._order.with_profile:
+            return replace(measurement, metrics=metrics)
+        profile = model_profile(self._watched, self.memory.slot_bytes(self._watched.device))
+        return replace(measurement, metrics=metrics, program=self.facts.found, profile=profile)
 
-    def _record(self, outcome: str, reason: str) -> dict[str, Any]:
+    def _record(self, outcome: str, reason: str) -> Measurement:
         # The record of the counted steps, whatever ends the trial. Every rank takes part.
         watch = self._watched
         (longest,) = most([float(watch.longest_sequence or 0)], watch.engine)
-        return {
-            "outcome": outcome,
-            "reason": reason,
-            "step_times": self._counted.slowest,
-            # An engine that has trained before has no losses from step 1 on.
-            **({} if self._keeps_engine else self._step_losses.over_ranks(watch.engine)),
-            "micro_batch_arrived": watch.first_micro_batch,
-            "longest_sequence": int(longest) or None,
-            "note": " ".join(filter(None, (self._warm_up.note(int(longest)), self._counted.note))),
-            "memory": self.memory.figures(watch.device),
-            "phases": self._phases,
-        }
+        measurement = Measurement(
+            outcome=outcome,
+            reason=reason,
+            step_times=self._counted.slowest,
+            micro_batch_arrived=watch.first_micro_batch,
+            longest_sequence=int(longest) or None,
+            note=" ".join(filter(None, (self._warm_up.note(int(longest)), self._counted.note))),
+            memory=self.memory.figures(watch.device),
+            phases=self._phases,
+        )
+        if self._keeps_engine:
+            # It has trained before, so it has no losses from step 1 on.
+            return measurement
+        weights, losses = self._step_losses.initial_weights(watch.engine), self._step_losses.means(watch.engine)
+        return replace(measurement, initial_weights=weights, losses=losses, skipped_steps=self._step_losses.skipped)

@@ -5,11 +5,11 @@ import difflib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
-from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.measurement import Arrival, BatchSizes, ProgramProfile
 from zerotune.trial_lib.messages.turned import CHECKPOINTING, COMPILE, FUSED, OPTIMIZER_OPTION
 from zerotune.trial_lib.rank import torch_functions
 from zerotune.trial_lib.rank.batch_source import Parsers, options_read, parsers_used, values_read, with_underscores
@@ -88,77 +88,38 @@ def _refusal_of(parser: argparse.ArgumentParser, action: argparse.Action, name: 
 _ADAMS = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
 
 
-@dataclass
 class ProgramFacts:
-    """The program's own settings, as the starting point of the driver's search.
+    """Collects the findings about the program while it runs. `found` has them so far."""
 
-    `ProgramProfile` explains the fields. A rank cannot import that record, because its environment may have no
-    pydantic. Here `typed_batch` is a mapping.
-    """
+    def __init__(self, **found: Any) -> None:
+        self.found = ProgramProfile(**found)
 
-    ds_config: dict[str, Any] | None = None
-    typed_batch: dict[str, int] | None = None
-    rows_per_sample: int = 1
-    batch_dimension: int = 0
-    other_rows_per_sample: int = 1
-    micro_batches_per_step: int | None = None
-    tokens_per_micro_batch: int | None = None
-    batch_varies: bool = False
-    fixed_batch: str = ""  # the driver notes it
-    divided_among: int = 1
-    batch: dict[str, int] = field(default_factory=dict)
-    arg_mappings: dict[str, str] = field(default_factory=dict)
-    samples_per_epoch: int | None = None
-    longest_sequence: int | None = None
-    shortest_sequence: int | None = None
-    is_stretchable: bool = False
-    reads_activation_checkpointing: bool = False
-    optimizer: str = ""
-    by_accelerate: bool = False
-    by_lightning: bool = False
-    partitions_its_model: bool = False
-    has_experts: bool = False
-    by_autoep: bool = False
-    repeats_backward: bool = False
-    compiles_engine: bool = False
-    steps_elsewhere: int = 0
-    options: dict[str, int] = field(default_factory=dict)
-    switches: dict[str, Any] = field(default_factory=dict)
-    refused_options: dict[str, str] = field(default_factory=dict)
-    hands_over_two_configs: bool = False
-    resumed_stage: int | None = None
-    devices_in_code: str = ""
-    settled: dict[str, Any] = field(default_factory=dict)
-    formats: list[str] = field(default_factory=list)
-    loading: dict[str, Any] | None = None
-    turnable: dict[str, list[Any]] = field(default_factory=dict)
-    not_turnable: dict[str, str] = field(default_factory=dict)
-    trainer_options: list[str] = field(default_factory=list)
+    def note(self, **found: Any) -> None:
+        self.found = replace(self.found, **found)
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program has passed."""
-        if self.ds_config is None:
+        if self.found.ds_config is None:
             # A search cannot use values that JSON cannot hold, such as a dtype or a path.
-            self.ds_config = json.loads(json.dumps(config, default=str))
+            self.note(ds_config=json.loads(json.dumps(config, default=str)))
 
     def note_trained_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration of the engine that trains, whatever the program has passed before."""
-        self.ds_config = None
+        self.note(ds_config=None)
         self.note_config(config)
 
     def note_varied(self, options: Mapping[str, Sequence[Any]]) -> None:
-        self.switches = values_read(options)
-        self.refused_options = refused_options(options, parsers_used)
+        self.note(switches=values_read(options), refused_options=refused_options(options, parsers_used))
 
     def note_typed_engine(self, engine: Any, varied: Mapping[str, Sequence[Any]] | None = None) -> int:
         """Keeps the settings of a program run as typed. Returns the engine's micro-batch size."""
         # This imports torch, which an engine has imported already.
         from zerotune.trial_lib.rank import memory
 
-        self.settled = memory.settled(engine)
+        self.note(settled=memory.settled(engine))
         self.note_formats(memory.formats(engine))
         self.note_varied(varied or {})
-        self.options = {name: option.value for option in reversed([*options_read()]) for name in option.names}
+        self.note(options={name: option.value for option in reversed([*options_read()]) for name in option.names})
         self._note_adam(engine)
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
         accumulation = int(engine.gradient_accumulation_steps())
@@ -168,11 +129,7 @@ class ProgramFacts:
         if tensor_parallel_size(engine) > 1 or sequence_parallel_size(engine) > 1:
             # To DeepSpeed each rank may be a replica then (deepspeed/runtime/config.py).
             train = micro * accumulation * replicas_of(engine)
-        self.typed_batch = {
-            "train_batch_size": train,
-            "micro_batch_size": micro,
-            "gradient_accumulation_steps": accumulation,
-        }
+        self.note(typed_batch=BatchSizes(train, micro, accumulation))
         return micro
 
     def _note_adam(self, engine: Any) -> None:
@@ -180,51 +137,56 @@ class ProgramFacts:
         optimizer = getattr(engine, "basic_optimizer", None)
         if f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" in _ADAMS:
             own = bool(getattr(optimizer, "defaults", {}).get("fused"))
-            self.turnable[FUSED] = [own, not own]
+            self.found.turnable[FUSED] = [own, not own]
             if optimizer not in torch_functions.of_the_trainer:
                 self.forget_options([OPTIMIZER_OPTION])
         elif getattr(engine, "client_optimizer", None) is None:
-            self.not_turnable[FUSED] = "DeepSpeed makes the optimizer, and optimizer.params.torch_adam is not true"
+            reason = "DeepSpeed makes the optimizer, and optimizer.params.torch_adam is not true"
+            self.found.not_turnable[FUSED] = reason
         else:
-            self.not_turnable[FUSED] = "the code makes no Adam of torch's"
+            self.found.not_turnable[FUSED] = "the code makes no Adam of torch's"
 
     def note_own_switches(self, is_compiled: bool) -> None:
         """Takes out switches that the program itself turns, in a run in which ZeroTune has turned none."""
         # Whether ZeroTune could turn it as well does not matter then.
-        if torch_functions.has_recomputed() and self.turnable.get(CHECKPOINTING, ["none"])[0] == "none":
-            self.turnable.pop(CHECKPOINTING, None)
-            self.not_turnable[CHECKPOINTING] = "your code recomputes activations by itself"
-        if is_compiled and COMPILE in self.turnable:
-            del self.turnable[COMPILE]
-            self.not_turnable[COMPILE] = "your code compiles by itself"
+        turnable, not_turnable = self.found.turnable, self.found.not_turnable
+        if torch_functions.has_recomputed() and turnable.get(CHECKPOINTING, ["none"])[0] == "none":
+            turnable.pop(CHECKPOINTING, None)
+            not_turnable[CHECKPOINTING] = "your code recomputes activations by itself"
+        if is_compiled and COMPILE in turnable:
+            del turnable[COMPILE]
+            not_turnable[COMPILE] = "your code compiles by itself"
 
     def note_devices(self, assignment: str) -> None:
-        self.devices_in_code = self.devices_in_code or assignment
+        self.note(devices_in_code=self.found.devices_in_code or assignment)
 
     def note_resumed(self, ds_config: Any) -> None:
         """Keeps the ZeRO stage of a checkpoint that the program resumes from, if its configuration says it."""
         zero = ds_config.get("zero_optimization") if isinstance(ds_config, Mapping) else None
         stage = zero.get("stage", 0) if isinstance(zero, Mapping) else None
         if isinstance(stage, int):
-            self.resumed_stage = stage
+            self.note(resumed_stage=stage)
 
     def forget_options(self, names: Iterable[str]) -> None:
         """Forgets options of the Trainer that have no effect, because the code makes the object in its place."""
-        self.trainer_options = [name for name in self.trainer_options if name not in set(names)]
+        self.note(trainer_options=[name for name in self.found.trainer_options if name not in set(names)])
 
     def note_formats(self, formats: Iterable[str]) -> None:
-        self.formats = sorted({*self.formats, *formats})
+        self.note(formats=sorted({*self.found.formats, *formats}))
 
     def note_arrival(self, arrival: Arrival) -> None:
-        self.rows_per_sample, self.batch_dimension = arrival.rows_per_sample, arrival.dimension
-        self.other_rows_per_sample = arrival.other_rows_per_sample
-        self.tokens_per_micro_batch = arrival.typed_tokens
+        self.note(
+            rows_per_sample=arrival.rows_per_sample,
+            batch_dimension=arrival.dimension,
+            other_rows_per_sample=arrival.other_rows_per_sample,
+            tokens_per_micro_batch=arrival.typed_tokens,
+        )
 
     def note_optimizer(self, optimizer: object, by_accelerate: bool = False) -> None:
         """Keeps the class of an optimizer, if it is the first that the program made."""
-        if not self.optimizer:
+        if not self.found.optimizer:
             kind = type(optimizer)
-            self.optimizer, self.by_accelerate = f"{kind.__module__}.{kind.__qualname__}", by_accelerate
+            self.note(optimizer=f"{kind.__module__}.{kind.__qualname__}", by_accelerate=by_accelerate)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self.found)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zerotune.trial_lib.messages import build_times, folders, shared_segments
-from zerotune.trial_lib.rank.patching import replace, stand_in, when_imported
+from zerotune.trial_lib.rank.patching import put, replace, stand_in, when_imported
 from zerotune.trial_lib.rank.user_files import UserFiles
 
 
@@ -35,7 +35,7 @@ def redirect_saved_files(files: UserFiles) -> None:
 
     def redirect_safetensors(module: ModuleType) -> None:
         # Functions that the public ones call, so that every name under which a program has them is covered.
-        module.serialize_file = _with_path(module.serialize_file, 1, "filename", to_write)  # type: ignore[attr-defined]
+        put(module, "serialize_file", _with_path(module.serialize_file, 1, "filename", to_write))
 
     def redirect_safe_open(module: ModuleType) -> None:
         original: Any = module.safe_open
@@ -118,9 +118,8 @@ class NotedMemory:
         posix = getattr(module, "_posixshmem", None)
         if posix is not None:
             # Only this module's own reference is replaced. Other users of the extension keep theirs.
-            module._posixshmem = SimpleNamespace(  # type: ignore[attr-defined]
-                **{**vars(posix), "shm_open": self._noting(posix.shm_open)}
-            )
+            noting = SimpleNamespace(**{**vars(posix), "shm_open": self._noting(posix.shm_open)})
+            put(module, "_posixshmem", noting)
 
     def _noting(self, shm_open: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(shm_open)

@@ -7,15 +7,15 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from zerotune.trial_lib.messages.measurement import STEP_PARTS, TracedStep
+from zerotune.trial_lib.messages.measurement import STEP_PARTS, Measurement, TracedStep
 from zerotune.trial_lib.rank.engine_watch import EngineWatch
-from zerotune.trial_lib.rank.meeting import total
+from zerotune.trial_lib.rank.rank_consensus import total
 
 # The parts of a traced window: each instant belongs to one part.
 #
@@ -381,9 +381,9 @@ _CUT_SHORT = "The rank ended while its steps were traced."
 _DATA_OVER = "The program ended before enough steps could be traced."
 
 
-def with_data_over(measurement: dict[str, Any]) -> dict[str, Any]:
+def with_data_over(measurement: Measurement) -> Measurement:
     """The measurement of a program that has ended before the steps that would have been traced."""
-    return {**measurement, "traced": TracedStep(failure=_DATA_OVER).to_json()}
+    return replace(measurement, traced=TracedStep(failure=_DATA_OVER))
 
 
 class TracedEnd:
@@ -392,9 +392,9 @@ class TracedEnd:
     def __init__(
         self,
         watch: EngineWatch,
-        measurement: dict[str, Any],
+        measurement: Measurement,
         seconds: Sequence[float],
-        keep: Callable[[dict[str, Any]], None],  # with a measurement that counts if the rank gets no further
+        keep: Callable[[Measurement], None],  # with a measurement that counts if the rank gets no further
     ) -> None:
         self._watch = watch
         self._measurement = measurement
@@ -402,7 +402,7 @@ class TracedEnd:
         self._step_s = statistics.median(seconds)
         self._trace: StepTrace | None = None
 
-    def go_on(self) -> dict[str, Any] | None:
+    def go_on(self) -> Measurement | None:
         """The measurement with its trace; None if the code has to train on.
 
         Called after the last counted, and each later step.
@@ -417,11 +417,11 @@ class TracedEnd:
         self._trace = StepTrace(self._watch, self._step_s, lambda values: total(values, self._watch.engine))
         return None
 
-    def cut_short(self) -> dict[str, Any]:
+    def cut_short(self) -> Measurement:
         """The measurement if the program ends during the trace."""
         if self._trace is not None:
             self._trace.close()
         return with_data_over(self._measurement)
 
-    def _with(self, traced: TracedStep) -> dict[str, Any]:
-        return {**self._measurement, "traced": traced.to_json()}
+    def _with(self, traced: TracedStep) -> Measurement:
+        return replace(self._measurement, traced=traced)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.measurement import Arrival, Loading
 from zerotune.trial_lib.messages.turned import LOADER_OPTIONS, PERSISTENT, PINNED, PREFETCH, WORKERS
-from zerotune.trial_lib.rank.compiled_programs import can_run_eagerly, compilations
 from zerotune.trial_lib.rank.engine_watch import EngineWatch, PipelineWatch
 from zerotune.trial_lib.rank.loader_batches import loader_batches, refusal
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
-from zerotune.trial_lib.rank.torch_functions import origins
+from zerotune.trial_lib.rank.torch_functions import can_run_eagerly, compilations, origins
 
 
 class FlopSurvey:
@@ -95,31 +94,33 @@ class LoadingSurvey:
 
     def _note(self, share: float) -> None:
         loader = loader_batches.training_loader
+        turnable, not_turnable = self._facts.found.turnable, self._facts.found.not_turnable
         if loader is None:
-            self._facts.not_turnable |= dict.fromkeys(_ALL, "the program trains from no data loader of torch's")
+            not_turnable.update(dict.fromkeys(_ALL, "the program trains from no data loader of torch's"))
             return
         line, by_trainer = origins.of(loader)
         why_not = refusal(loader, loader_batches.gives_from_device)
         if not by_trainer:
             self._facts.forget_options(LOADER_OPTIONS.values())
-        self._facts.loading = {
-            "share": share,
-            "num_workers": int(loader.num_workers),
-            "prefetch_factor": loader.prefetch_factor,
-            "pin_memory": bool(loader.pin_memory),
-            "cores": cores_of_a_rank(),
-            "refusal": why_not,
-            "draws": loader_batches.draws_numbers,
-            "made_at": line,
-            "by_trainer": by_trainer,
-        }
+        loading = Loading(
+            share=share,
+            num_workers=int(loader.num_workers),
+            prefetch_factor=loader.prefetch_factor,
+            pin_memory=bool(loader.pin_memory),
+            cores=cores_of_a_rank(),
+            refusal=why_not,
+            draws=loader_batches.draws_numbers,
+            made_at=line,
+            by_trainer=by_trainer,
+        )
+        self._facts.note(loading=loading)
         # The switches of the loader, each with its values or with the reason why it has none
         for place in _ALL:
-            self._facts.turnable.pop(place, None)
-            self._facts.not_turnable.pop(place, None)
+            turnable.pop(place, None)
+            not_turnable.pop(place, None)
         if share < _LEAST_SHARE:
             reason = f"the program waits {share:.1%} of a step for its data loader, which is too little to gain"
-            self._facts.not_turnable |= dict.fromkeys(_ALL, reason)
+            not_turnable.update(dict.fromkeys(_ALL, reason))
             return
         own = int(loader.num_workers)
         workers = [own, *(number for number in range(min(cores_of_a_rank(), _MOST) + 1) if number != own)]
@@ -129,13 +130,13 @@ class LoadingSurvey:
             PERSISTENT: _own_first(bool(loader.persistent_workers), (False, True)),
         }
         if why_not:
-            self._facts.not_turnable |= dict.fromkeys(of_workers, why_not)
+            not_turnable.update(dict.fromkeys(of_workers, why_not))
         else:
-            self._facts.turnable |= of_workers
+            turnable.update(of_workers)
         if self._is_apart and not loader_batches.gives_from_device:
-            self._facts.turnable[PINNED] = _own_first(bool(loader.pin_memory), (True, False))
+            turnable[PINNED] = _own_first(bool(loader.pin_memory), (True, False))
         else:
-            self._facts.not_turnable[PINNED] = "batches are copied to no accelerator from the loader's memory"
+            not_turnable[PINNED] = "batches are copied to no accelerator from the loader's memory"
 
 
 def _own_first(own: Any, values: Sequence[Any]) -> list[Any]:
@@ -200,8 +201,9 @@ class SizeSurvey:
             rows_vary = False
         if rows_vary:
             arrival = replace(arrival, rows_per_sample=1, varies=True, other_rows_per_sample=0)
-        watch.arrival, self._facts.batch_varies = arrival, rows_vary
-        self._facts.note_arrival(watch.arrival)
+        watch.arrival = arrival
+        self._facts.note(batch_varies=rows_vary)
+        self._facts.note_arrival(arrival)
         watch.first_micro_batch = round(watch.arrival.samples(watch.rows[0], watch.asked)) if watch.rows else None
 
 
@@ -276,7 +278,7 @@ class SequenceSurvey:
         longest, negative_shortest = self._most([float(max(own, default=0)), -float(min(own, default=2**62))])
         if longest == -negative_shortest:
             return False
-        self._facts.longest_sequence, self._facts.shortest_sequence = int(longest), int(-negative_shortest)
+        self._facts.note(longest_sequence=int(longest), shortest_sequence=int(-negative_shortest))
         return True
 
     def _look_at_training(self) -> bool:
@@ -286,9 +288,10 @@ class SequenceSurvey:
         return not is_over and micro_batches < (_MOST_TRAINED if varies else _AT_FIRST)
 
     def _try_stretching(self) -> bool:
-        assert self._facts.longest_sequence is not None
+        longest = self._facts.found.longest_sequence
+        assert longest is not None
         accumulation = int(self._watch.engine.gradient_accumulation_steps())
-        loader_batches.stretch(self._facts.longest_sequence, accumulation)
+        loader_batches.stretch(longest, accumulation)
         self.has_stretched = True
         # Accelerate holds one batch in advance. Of two batches, at least one is a later one.
         self._steps_left = 1 if accumulation > 1 else 2
@@ -305,10 +308,10 @@ class SequenceSurvey:
             return True
         loader_batches.stretch(0, 0)
         arrived = self._watch.longest_sequence
-        has_arrived = arrived == self._facts.longest_sequence
+        has_arrived = arrived == self._facts.found.longest_sequence
         self._watch.longest_sequence = max(arrived or 0, self._arrived_before or 0) or None
         (is_missing,) = self._most([float(not has_arrived)])
-        self._facts.is_stretchable = not is_missing
+        self._facts.note(is_stretchable=not is_missing)
         return False
 
 
@@ -400,7 +403,7 @@ class Surveys:
             self.conclude()
         # After a larger size comes a run at a smaller one, which surveys lengths. Batches by a rule of their own are
         # never stretched.
-        if self._sizes is not None and (self._watch.asked > 1 or self._facts.batch_varies):
+        if self._sizes is not None and (self._watch.asked > 1 or self._facts.found.batch_varies):
             return False
         return self._lengths.step_ended()
 
@@ -411,7 +414,10 @@ class Surveys:
             self._sizes.conclude()
 
     def _note_of_steps(self) -> None:
-        self._facts.repeats_backward |= self._watch.repeats_backward
-        self._facts.compiles_engine |= bool(getattr(self._watch.engine, "is_compiled", False))
+        found = self._facts.found
+        self._facts.note(
+            repeats_backward=found.repeats_backward or self._watch.repeats_backward,
+            compiles_engine=found.compiles_engine or bool(getattr(self._watch.engine, "is_compiled", False)),
+        )
         self._facts.note_own_switches(compilations() > 0)
         self._facts.note_formats(self._watch.model.formats)

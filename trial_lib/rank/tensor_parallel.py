@@ -8,8 +8,8 @@ import torch
 
 from zerotune.trial_lib.deepspeed_config.overrides import sequence_parallel_size
 from zerotune.trial_lib.rank.loader_batches import tensors_in
-from zerotune.trial_lib.rank.meeting import of_each
 from zerotune.trial_lib.rank.memory import elements
+from zerotune.trial_lib.rank.rank_consensus import of_each
 
 # The names of these numbers in the configurations of Hugging Face's models, of text or around it.
 _HEADS = ("num_attention_heads", "num_key_value_heads")

@@ -38,6 +38,16 @@ def _bound(schema: Any) -> None:
             schema.setdefault("le", _LARGEST)
 
 
+def within_bounds(plain: Any) -> Any:
+    """For a dataclass that is read back, as `FrozenRecord` does it. ValueError: an integer has more than 64 bits."""
+    parts = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ()
+    for part in parts:
+        within_bounds(part)
+    if isinstance(plain, int) and abs(plain) > _LARGEST:
+        raise ValueError("an integer of more than 64 bits is nothing that ZeroTune has written")
+    return plain
+
+
 class FrozenRecord(BaseModel):
     """A record that does not change once it is made. It refuses unknown keys, and integers of more than 64 bits."""
 

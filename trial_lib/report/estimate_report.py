@@ -8,10 +8,11 @@ from zerotune.trial_lib.device.base import Host, available_bytes
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.plan.fits import outside_pytorch
 from zerotune.trial_lib.plan.step_time import flops_per_sample
 from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
-from zerotune.trial_lib.records.result import ModelProfile, Outcome
+from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.search.allocations import ForeseenArm, nearest_arm
 from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
 from zerotune.trial_lib.search.knobs import ZERO_STAGES

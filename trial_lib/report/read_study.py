@@ -157,8 +157,8 @@ class LogEnds:
         record = first_failed(result, self._paths)
         log = Path(record.log)
         text = record.log_tail
-        if record.failure is not None and not record.failure.get("ended_early"):
-            text = str(record.failure.get("traceback") or text)
+        if record.failure is not None and not record.failure.ended_early:
+            text = record.failure.traceback or text
         # A secret at the cut would lose the part that it is known by.
         text = text if self._secrets is None else self._secrets.hide(text)
         shown = _end(text, *(_COMPLETED if result.outcome is Outcome.COMPLETED else _FAILED))

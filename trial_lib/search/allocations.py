@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.layout import Layout
-from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.switches import switches_of
 from zerotune.trial_lib.search.knobs import get_knob
 from zerotune.trial_lib.search.zero_settings import (

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from zerotune.trial_lib.deepspeed_config.layout import ModelShape
 from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from zerotune.trial_lib.deepspeed_config.rules import (
     DeviceName,
@@ -15,9 +16,10 @@ from zerotune.trial_lib.deepspeed_config.rules import (
     untested_under_zero,
 )
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.messages.turned import TURNED, is_turned
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import TrialResult, read_program
 from zerotune.trial_lib.records.switches import deepspeed_part, is_switch, path_of, place_of, shown_switch, switches_of
 from zerotune.trial_lib.search.catalogue import (
     KEPT_GATHERED,
@@ -438,7 +440,7 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
         pipeline=profile.pipeline_parallel,
         deepspeed=profiled.versions.get("deepspeed", ""),
         program=program,
-        shape=replace(profile.shape, sequence_length=tokens),
+        shape=replace(ModelShape.of(profile), sequence_length=tokens),
     )
 
 
@@ -455,7 +457,7 @@ def foreseen_surroundings(typed: ForeseenRun, base_config: Mapping[str, Any], de
         base_config=base_config,
         pipeline=typed.is_pipeline,
         deepspeed=typed.versions.get("deepspeed", ""),
-        program=ProgramProfile(**typed.program),
+        program=read_program(typed.program),
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, Layout, Replicas
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Sweep, Withdrawal
-from zerotune.trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult, cause_of, without_log
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause_of, without_log
 from zerotune.trial_lib.records.switches import place_of, unforeseen_switches
 from zerotune.trial_lib.search.allocations import ForeseenArm
 from zerotune.trial_lib.search.cost_model import HALF_SIZE, prior_costs

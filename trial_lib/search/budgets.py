@@ -11,9 +11,10 @@ import numpy as np
 
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, Layout
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.messages.turned import COMPILE_PLACES
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.records.switches import switches_of
 from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.search.allocations import HOST_KNOBS, ForeseenArm, host_bytes, nearest_arm

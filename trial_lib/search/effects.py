@@ -17,7 +17,7 @@ from zerotune.trial_lib.deepspeed_config.layout import (
 )
 from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from zerotune.trial_lib.deepspeed_config.rules import broken_rules
-from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.records.switches import is_switch, place_of
 from zerotune.trial_lib.search.knobs import STAGE, get_knob, set_knob, withdrawn
 

@@ -12,9 +12,10 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE_PLACES
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.records.switches import PROGRAM, switch_key, switches_of
 from zerotune.trial_lib.search.allocations import (
     Allocations,

@@ -7,7 +7,7 @@ from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.layout import AUTOTP, SEQUENCE, Layout
 from zerotune.trial_lib.deepspeed_config.overrides import adds_up_in_32_bits, is_bf16_with_32_bit_sums
-from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.switches import deepspeed_part, switch_key
 from zerotune.trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, is_coarse
 from zerotune.trial_lib.search.effects import Effect
@@ -83,11 +83,12 @@ def on_a_device(
     kept -= elsewhere
     # The devices that ZeRO partitions over have the experts of all groups together.
     of_groups = kept / max(1.0, kept + elsewhere)
-    own = {
-        "num_params": ceil(profile.num_params * kept / whole / depth),
-        "trainable_num_params": ceil(profile.trainable_num_params * kept / whole / depth),
-    }
-    return profile.model_copy(update=own), max(1.0, slots // (layout.tensor * depth) * of_groups)
+    own = replace(
+        profile,
+        num_params=ceil(profile.num_params * kept / whole / depth),
+        trainable_num_params=ceil(profile.trainable_num_params * kept / whole / depth),
+    )
+    return own, max(1.0, slots // (layout.tensor * depth) * of_groups)
 
 
 def pipeline_depth(profile: ModelProfile, slots: int, layout: Layout, profiled: Layout) -> int:

@@ -6,10 +6,11 @@ from typing import Any
 
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
 from zerotune.trial_lib.plan.step_time import planned_step
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.allocations import needed_above_initialize
 from zerotune.trial_lib.search.budgets import MemoryBasis
 from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import FrozenRecord
-from zerotune.trial_lib.records.result import SEARCH_METRICS, MetricName, ModelProfile, TrialResult
+from zerotune.trial_lib.records.result import SEARCH_METRICS, MetricName, TrialResult
 from zerotune.trial_lib.search.knobs import ZeroStage
 from zerotune.trial_lib.search.methods import METHODS, MethodName
 

@@ -322,7 +322,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     if winner is None or winner.number is None:
         return None
     finding = finding.model_copy(update={"in_code": _in_code(driver, driver.state.candidates[winner.number])})
-    best = driver.state.results[winner.number].model_copy(update={"metrics": winner.metrics})
+    best = replace(driver.state.results[winner.number], metrics=winner.metrics)
     value = 1.0 if winner.verdict == "own" else None if winner.gain is None else winner.gain.value
     return Answer(best, finding, value, winner.name, step_accounts(driver, best))
 
@@ -472,7 +472,7 @@ def _first_of_search(driver: StudyDriver) -> int | None:
 
 def _known_contender(driver: StudyDriver, measured: EarlierConfirmed) -> Contender:
     config_hash = measured.candidate.config_hash(driver.known.base_config)
-    reading = measured.median.model_copy(update={"config_hash": config_hash})
+    reading = replace(measured.median, config_hash=config_hash)
     return Contender(measured.candidate, measured.candidate.complete(driver.known.base_config), reading)
 
 

@@ -159,8 +159,9 @@ class StudyDriver:
 
     def _tell_known(self, plan: TrialPlan, known: TrialResult) -> None:
         # Ends a trial with the result of another. One configuration is not run twice because it has two names.
-        own = {"number": plan.number, "name": plan.name, "purpose": plan.purpose, "trial_id": plan.trial_id}
-        result = known.model_copy(update={**own, "phases": {}})
+        result = replace(
+            known, number=plan.number, name=plan.name, purpose=plan.purpose, trial_id=plan.trial_id, phases={}
+        )
         write_unstarted(plan, result)
         self.log.info("trial %d is the same configuration as trial %d", plan.number, known.number)
         self.tell(result)
@@ -277,8 +278,8 @@ class StudyDriver:
                 # It says nothing about its configuration.
                 self._write(Withdrawn(end.number, Withdrawal.ENDED))
                 return
-            end = end.model_copy(update={"outcome": Outcome.TIMED_OUT, "reason": self.time.told})
-            write_whole(self.setup.paths.trial(end.number).result, end.model_dump_json(indent=2))
+            end = replace(end, outcome=Outcome.TIMED_OUT, reason=self.time.told)
+            write_whole(self.setup.paths.trial(end.number).result, end.to_text())
         if stays_open(end):
             return
         if end.purpose is Purpose.PROFILE:

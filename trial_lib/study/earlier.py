@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.messages.statistics import Ratio, largest_fall, ratio_between
 from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.base import SearchProblem
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.confirmation import Confirmed, Estimate, Finding, is_good
@@ -174,9 +175,8 @@ def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> EarlierCon
 
 def _brief(trial: KnownTrial) -> KnownTrial:
     # A trial without the parts that only its own study uses.
-    own_study_s: dict[str, object] = dict.fromkeys(("profile", "program"))
-    own_study_s |= {name: [] for name in ("step_times", "losses", "logs", "imported")}
-    return KnownTrial(candidate=trial.candidate, result=trial.result.model_copy(update=own_study_s))
+    brief = replace(trial.result, profile=None, program=None, step_times=[], losses=[], logs=[], imported=[])
+    return KnownTrial(candidate=trial.candidate, result=brief)
 
 
 def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
@@ -292,7 +292,7 @@ class HeadStart:
                 ]
             elif changed <= _SAME_MEMORY and self._needs_the_same(study):
                 known += [
-                    (trial.candidate, trial.result.model_copy(update={"metrics": {}}))
+                    (trial.candidate, replace(trial.result, metrics={}))
                     for trial in study.trials
                     if trial.result.outcome in _TELLS_OF_MEMORY
                 ]

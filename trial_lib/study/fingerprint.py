@@ -19,10 +19,11 @@ from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.messages.secrets import redact
 from zerotune.trial_lib.records.candidate import FrozenRecord
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.result import ModelProfile, TrialResult
+from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.study.folder import read_record_file
 from zerotune.trial_lib.study.setup import StudySetup
 

@@ -219,7 +219,7 @@ def _line(event: Event) -> dict[str, Any]:
     if isinstance(event, Withdrawn):
         return {"withdraw": event.number, "reason": event.reason.value}
     if isinstance(event, Told):
-        return {"tell": event.number, "result": event.result.model_dump(mode="json")}
+        return {"tell": event.number, "result": event.result.to_json()}
     return {"stop": event.reason}
 
 
@@ -235,7 +235,7 @@ def _event(line: dict[str, Any]) -> Event:
     if "withdraw" in line:
         return Withdrawn(_number(line["withdraw"]), Withdrawal(line["reason"]))
     if "tell" in line:
-        return Told(_number(line["tell"]), TrialResult.model_validate(line["result"]))
+        return Told(_number(line["tell"]), TrialResult.from_json(line["result"]))
     return Stopped(str(line["stop"]))
 
 
@@ -346,7 +346,7 @@ def unrecorded_ends(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[Trial
     """Yields the results of trials that had ended when the study died, but whose ends its history lacks."""
     for number in sorted(numbers):
         with contextlib.suppress(OSError, ValueError):
-            result = TrialResult.model_validate_json(paths.trial(number).result.read_text())
+            result = TrialResult.from_text(paths.trial(number).result.read_text())
             if not stays_open(result):
                 yield result
 

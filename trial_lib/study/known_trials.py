@@ -11,9 +11,10 @@ from zerotune.trial_lib.deepspeed_config.overrides import without_tuning_keys
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.inputs.yaml_document import read_yaml
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import STUDIES, StudyPaths, StudyRecord
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.allocations import ForeseenArm
 from zerotune.trial_lib.study.earlier import record_of, trials_of
 from zerotune.trial_lib.study.open_study import OpenStudy

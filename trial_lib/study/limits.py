@@ -4,6 +4,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_co
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import FrozenRecord
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
+from zerotune.trial_lib.records.result import Outcome, SwapDisk, TrialResult
 from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.search.allocations import host_bytes
 from zerotune.trial_lib.search.arms import build_space, surroundings_of
@@ -105,7 +107,7 @@ def with_swap_disks(profiled: TrialResult, setup: StudySetup) -> TrialResult:
             device, free = _looked_at((setup.experiment.model_dir / path).absolute())
             others = disks[device].paths if device in disks else []
             disks[device] = SwapDisk(paths=[*others, path], free=free)
-    return profiled.model_copy(update={"swap_disks": list(disks.values())})
+    return replace(profiled, swap_disks=list(disks.values()))
 
 
 def without_disk_room(
@@ -251,7 +253,7 @@ def with_ops_built(
         space = study_space(setup, base_config, profiled)
         ops = {op for _, ops in _known_by_arm(space, base_config, profiled) for op in ops}
         cannot = build(sorted(ops))
-        return profiled.model_copy(update={"unbuildable": {op: why for op, why in cannot.items() if op in ops}})
+        return replace(profiled, unbuildable={op: why for op, why in cannot.items() if op in ops})
     return profiled
 
 

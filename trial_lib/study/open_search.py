@@ -12,8 +12,9 @@ from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS
 from zerotune.trial_lib.inputs.search_space import refuse_mapped
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_whole
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.records.switches import switches_of
 from zerotune.trial_lib.search.allocations import ForeseenArm
 from zerotune.trial_lib.search.arms import left_out_of_space, surroundings_of

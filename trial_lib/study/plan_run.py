@@ -17,14 +17,14 @@ from zerotune.trial_lib.launch.rank_starter import EndableStarter, Program
 from zerotune.trial_lib.launch.starters import WarmStarter
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.foreseen_run import Ask, ForeseenRun
-from zerotune.trial_lib.messages.orders import Import
+from zerotune.trial_lib.messages.measurement import Import
 from zerotune.trial_lib.plan.answer import best_of, plan_answer
 from zerotune.trial_lib.plan.arm_work import WantedRun
 from zerotune.trial_lib.plan.devices import AskedDevices
 from zerotune.trial_lib.plan.plan_record import PlannedDevices, PlanRecord, write_run
 from zerotune.trial_lib.plan.planning import Planned, PlanProblem, plan
 from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
-from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.records.result import read_program
 from zerotune.trial_lib.records.switches import deepspeed_part, switches_of
 from zerotune.trial_lib.study.open_plan import DEVICE, OpenPlan
 from zerotune.trial_lib.study.profile_report import program_notes
@@ -84,7 +84,7 @@ class _OfProgram:
         program = self._opened.program(wanted.name, wanted.asked.count, config, self._known)
         run = self._foresee(wanted.name, program, wanted.overrides, wanted.asked)
         if wanted.is_first and not run.stopped:
-            found = ProgramProfile(**run.program)
+            found = read_program(run.program)
             require_switchable(self._opened.switches, found, self._opened.read.arguments.config_path)
             self._foresee.prime(run.imported)
             # The command's own flags set what the program was seen to read from it.
@@ -103,7 +103,7 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     notes = [
         *read.notes,
         *found.notes,
-        *program_notes(ProgramProfile(**typed.program) if typed.program else None),
+        *program_notes(read_program(typed.program) if typed.program else None),
         *dict.fromkeys(note for run in found.runs.values() for note in run.notes),
         *(f"An arm cannot be foreseen: {reason}" for reason in stopped),
     ]
@@ -162,7 +162,7 @@ def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
     config = deepspeed_part(chosen.ds_config)
     known = KnownProgram.of(opened.read.experiment, opened.environment)
     if record.program:
-        known = known.learned(ProgramProfile(**record.program)).on_ranks(devices.count)
+        known = known.learned(read_program(record.program)).on_ranks(devices.count)
     setup = opened.setup(asked)
     written = with_open_batch(known.in_file(config), known.own_config(setup.experiment))
     write_whole(opened.paths.best_ds_config, json.dumps(written, indent=2) + "\n")

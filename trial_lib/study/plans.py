@@ -25,13 +25,13 @@ from zerotune.trial_lib.inputs.config import ExperimentConfig, Hyperparameters, 
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.launch.trial import TrialPlan
 from zerotune.trial_lib.messages.errors import InputError
-from zerotune.trial_lib.messages.measurement import Arrival
+from zerotune.trial_lib.messages.measurement import Arrival, ModelProfile
 from zerotune.trial_lib.messages.orders import StepWindow, TrainingSpec
 from zerotune.trial_lib.messages.secrets import redact
 from zerotune.trial_lib.messages.turned import compiles, turned_among
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import FullExperimentPaths, TrialPaths
-from zerotune.trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.records.switches import SwitchValue, deepspeed_part
 from zerotune.trial_lib.search.allocations import host_bytes
 from zerotune.trial_lib.search.methods import METHODS, MethodName

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes, setting_at
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, setting_at
 from zerotune.trial_lib.deepspeed_config.rules import Setting
 from zerotune.trial_lib.inputs.places import BatchPlace, batch_places, same_place
 from zerotune.trial_lib.inputs.read_experiment import Experiment
@@ -17,10 +17,11 @@ from zerotune.trial_lib.launch.place import Place
 from zerotune.trial_lib.launch.processes.watchdog import bound_logs
 from zerotune.trial_lib.launch.trial import TrialPlan, write_unstarted
 from zerotune.trial_lib.messages.files import make_own_folder, write_whole
-from zerotune.trial_lib.messages.orders import Import, StepWindow
+from zerotune.trial_lib.messages.measurement import BatchSizes, Import, ProgramProfile
+from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
-from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult, as_sentence, without_log
+from zerotune.trial_lib.records.result import Outcome, TrialResult, as_sentence, without_log
 from zerotune.trial_lib.search.knobs import STAGE
 from zerotune.trial_lib.study.history import SUBMITTED_NUMBER
 from zerotune.trial_lib.study.limits import with_ops_built, with_swap_disks
@@ -73,7 +74,7 @@ def run_profile(
         result = run(plan)
         if is_seen and _is_ignored(result) and program.rows_per_sample == 1 and result.micro_batch_arrived == own:
             # What was typed agrees with what arrives, so everything but the size can be tuned.
-            program = program.model_copy(update={"fixed_batch": result.reason})
+            program = replace(program, fixed_batch=result.reason)
             break
         if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
             return _kept(plan, _noted(result, plan, failed), seen, program)
@@ -93,7 +94,7 @@ def _noted(result: TrialResult, plan: TrialPlan, failed: TrialResult | None) -> 
     size, accumulation = plan.candidate.micro_batch_size, plan.candidate.gradient_accumulation_steps
     why = as_sentence(without_log(failed.reason))
     note = f"The profile is of a micro-batch of {size} x {accumulation}, because a run of a smaller batch failed. {why}"
-    return result.model_copy(update={"note": " ".join(filter(None, (result.note, note.rstrip())))})
+    return replace(result, note=" ".join(filter(None, (result.note, note.rstrip()))))
 
 
 def sizes_below(own: int) -> Iterator[int]:
@@ -142,12 +143,10 @@ def _kept(plan: TrialPlan, result: TrialResult, seen: TrialResult, typed: Progra
             of_the_data["samples_per_epoch"] = None
         # The run of the program as typed may have ended before its backward pass.
         of_the_data["formats"] = sorted({*typed.formats, *result.program.formats})
-    program = typed.model_copy(update=of_the_data)
+    program = replace(typed, **of_the_data)
     # A later run has found the modules of the first one imported, and not what the program had set before.
     imported = [*seen.imported, *(each for each in result.imported if each not in seen.imported)]
-    kept = result.model_copy(
-        update={"program": program, "config_hash": plan.config_hash, "trial_id": plan.trial_id, "imported": imported}
-    )
+    kept = replace(result, program=program, config_hash=plan.config_hash, trial_id=plan.trial_id, imported=imported)
     write_unstarted(plan, kept)
     return kept
 
@@ -186,9 +185,8 @@ def held_against(
     # The code may have changed what it read from the file.
     wrong = wrong_mapping(program, places, program.ds_config or typed_config or {})
     if wrong is not None:
-        invalid = {"outcome": Outcome.INVALID, "reason": wrong, "program": None, "micro_batch_arrived": None}
-        return result.model_copy(update=invalid)
-    return result.model_copy(update={"program": program})
+        return replace(result, outcome=Outcome.INVALID, reason=wrong, program=None, micro_batch_arrived=None)
+    return replace(result, program=program)
 
 
 def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramProfile:
@@ -209,8 +207,8 @@ def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramP
         return program
     replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
     batch = BatchSizes(fed * typed.gradient_accumulation_steps * replicas, fed, typed.gradient_accumulation_steps)
-    rows = {"rows_per_sample": 1, "batch_dimension": dimension, "other_rows_per_sample": 0}
-    return program.model_copy(update={"typed_batch": batch, **rows})
+    rows = replace(program, rows_per_sample=1, batch_dimension=dimension, other_rows_per_sample=0)
+    return replace(rows, typed_batch=batch)
 
 
 def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_config: Mapping[str, Any]) -> str | None:
@@ -357,15 +355,14 @@ def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> Tri
     ranks = range(plan.candidate.slots)
     started = {name: profile.phases[name] for name in _OF_A_START if name in profile.phases}
     phases = {name: seconds for name, seconds in measured.phases.items() if name not in _OF_A_START}
-    result = measured.model_copy(
-        update={
-            "name": plan.name,
-            "config_hash": plan.config_hash,
-            "metrics": _with_flops_of(profile, measured.metrics, plan.candidate.slots),
-            "phases": {**started, **phases, _LAST_PHASE: phases.get(_LAST_PHASE, 0.0)},
-            "logs": [str(plan.paths.log(rank)) for rank in ranks],
-            "swept": False,
-        }
+    result = replace(
+        measured,
+        name=plan.name,
+        config_hash=plan.config_hash,
+        metrics=_with_flops_of(profile, measured.metrics, plan.candidate.slots),
+        phases={**started, **phases, _LAST_PHASE: phases.get(_LAST_PHASE, 0.0)},
+        logs=[str(plan.paths.log(rank)) for rank in ranks],
+        swept=False,
     )
     # The result comes last, because a resumed study takes a trial that has one as ended.
     make_own_folder(plan.paths.root)
@@ -394,7 +391,7 @@ def _counts(plan: TrialPlan, profile: TrialResult, first: TrialResult, measured:
 
 def _result_in(paths: TrialPaths) -> TrialResult | None:
     with contextlib.suppress(OSError, ValueError):
-        return TrialResult.model_validate_json(paths.result.read_text())
+        return TrialResult.from_text(paths.result.read_text())
     return None
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerotune.trial_lib.inputs.places import spelling
+from zerotune.trial_lib.messages.measurement import ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import FrozenRecord
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.search.knobs import ZERO_STAGES
 from zerotune.trial_lib.search.zero_settings import first_guess, on_a_device, precision_of, state_bytes

@@ -31,9 +31,9 @@ from zerotune.trial_lib.launch.processes.jit_builds import NAMED, OWN
 from zerotune.trial_lib.launch.rank_starter import Program
 from zerotune.trial_lib.launch.starters import rank_environment
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.messages.orders import SPEC_VARIABLE
 from zerotune.trial_lib.messages.turned import COMPILE_PLACES, COMPILER, is_turned
-from zerotune.trial_lib.records.result import ProgramProfile
 from zerotune.trial_lib.records.switches import (
     PROGRAM,
     SwitchValue,
@@ -92,7 +92,7 @@ class KnownProgram:
         """If some ranks divide a batch among them, all do."""
         if self.found is None or self.found.divided_among == 1:
             return self
-        return replace(self, found=self.found.model_copy(update={"divided_among": count}))
+        return replace(self, found=replace(self.found, divided_among=count))
 
     def own_config(self, experiment: Experiment) -> Mapping[str, Any]:
         """The user's DeepSpeed configuration as it is written: in the file, or else in the code."""

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
+from zerotune.trial_lib.deepspeed_config.layout import ModelShape
 from zerotune.trial_lib.deepspeed_config.rules import broken_rules
 from zerotune.trial_lib.device.base import available_bytes
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.place import Place
 from zerotune.trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult, cause_of, without_log
+from zerotune.trial_lib.records.result import Outcome, TrialResult, cause_of, without_log
 from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.search.allocations import ForeseenArm
 from zerotune.trial_lib.search.budgets import RESERVE, HostMemory, MemoryBasis
@@ -309,7 +311,7 @@ def _broken_rule(
 ) -> str | None:
     # Why a candidate breaks a rule that the user's configuration keeps; None if it breaks none.
     pipeline, replicas = model.pipeline_parallel, candidate.data_parallel_size
-    layout: dict[str, Any] = {"slots": candidate.slots, "shape": model.shape}
+    layout: dict[str, Any] = {"slots": candidate.slots, "shape": ModelShape.of(model)}
     own = {rule.name for rule in broken_rules(base_config, device, pipeline, model.data_parallel_size, **layout)}
     rules = broken_rules(candidate.complete(base_config), device, pipeline, replicas, **layout)
     return next((rule.reason for rule in rules if rule.name not in own), None)

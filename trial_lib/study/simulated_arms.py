@@ -18,7 +18,7 @@ from zerotune.trial_lib.plan.arms import PlanArm, SwitchValues, own_label, plann
 from zerotune.trial_lib.plan.simulation import Pretended, simulate
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.folders import TrialPaths
-from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.records.result import read_program
 from zerotune.trial_lib.records.switches import deepspeed_part, switches_of
 from zerotune.trial_lib.search.allocations import ForeseenArm
 from zerotune.trial_lib.search.arms import RequestedKnob
@@ -103,7 +103,7 @@ class ArmSimulation:
             self.failure = "it took too long." if typed is None else typed.stopped
             return
         self.typed = typed
-        self._known = self._known.learned(ProgramProfile.model_validate(typed.program))
+        self._known = self._known.learned(read_program(typed.program))
         if MICRO_BATCH not in self._known.base_config or self._known.base_config[MICRO_BATCH] == "auto":
             batch = {MICRO_BATCH: typed.micro_batch, ACCUMULATION: typed.accumulation}
             self._known = replace(self._known, base_config={**self._known.base_config, **batch})

@@ -15,6 +15,7 @@ from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import OWNERS_FILE, make_own_folder, write_whole
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.plan.arm_bytes import foreseen_arm
 from zerotune.trial_lib.plan.arms import check_groups
 from zerotune.trial_lib.plan.devices import Cluster, DeviceFigures, own_kind
@@ -22,7 +23,6 @@ from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices, Plan
 from zerotune.trial_lib.plan.scaling import ArmRuns
 from zerotune.trial_lib.plan.step_time import flops_per_sample
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import ModelProfile
 from zerotune.trial_lib.records.switches import switches_of, unforeseen_switches
 from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.search.allocations import ForeseenArm

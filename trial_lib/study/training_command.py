@@ -29,6 +29,7 @@ from zerotune.trial_lib.inputs.words import ASSIGNMENT, split_command
 from zerotune.trial_lib.inputs.yaml_document import written_yaml
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_all, write_whole
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.messages.secrets import redact
 from zerotune.trial_lib.messages.turned import (
     ATTENTION,
@@ -44,7 +45,6 @@ from zerotune.trial_lib.messages.turned import (
     turned_among,
 )
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.result import ProgramProfile
 from zerotune.trial_lib.records.switches import PROGRAM, SwitchValue, deepspeed_part
 from zerotune.trial_lib.search.knobs import STAGE, get_knob
 from zerotune.trial_lib.study.followed import rewrapped, wrapped_command

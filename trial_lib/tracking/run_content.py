@@ -272,7 +272,7 @@ def study_artifacts(paths: StudyPaths) -> list[Path]:
 
 def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> RunContent:
     """The child run of a trial that has ended."""
-    result = TrialResult.model_validate_json(paths.result.read_text())
+    result = TrialResult.from_text(paths.result.read_text())
     candidate = Candidate.model_validate_json(paths.candidate.read_text())
     tags = {
         _PARENT: parent_run_id,

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.gpu.kit import GIB, Kit, Shape
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.budgets import MemoryBasis
 from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 from zerotune.trial_lib.search.methods import AdaptiveSettings
@@ -47,7 +49,7 @@ def run(kit: Kit) -> None:
     if not report.check("the profile trial completes", profile.profile is not None, profile.reason):
         return
     assert profile.profile is not None
-    report.figure("profile", profile.profile.model_dump())
+    report.figure("profile", asdict(profile.profile))
     counted = profile.profile.num_params
     report.check("the profile counts the parameters", counted == shape.parameters, f"{counted} of {shape.parameters}")
     foreseen(kit, shape, profile.profile)
@@ -80,7 +82,7 @@ def foreseen(kit: Kit, shape: Shape, profile: ModelProfile) -> None:
                 "foreseen left by initialisation": left,
                 "foreseen to fit": likely,
                 "above_initialize": measured_above_initialize(result.memory),
-                **result.memory.model_dump(),
+                **asdict(result.memory),
                 "device": kit.said(result, "device"),
             }
             rows.append(row)

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes, resolve_batch
+from zerotune.trial_lib.deepspeed_config.overrides import resolve_batch
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import BatchSizes
 
 SIZES = st.integers(min_value=1, max_value=64)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from zerotune.trial_lib.launch.trial import allocator_note
-from zerotune.trial_lib.records.result import Memory
+from zerotune.trial_lib.messages.measurement import Memory
 
 GIB = 2**30
 # The second rank has 20 GiB in pieces, of 80.

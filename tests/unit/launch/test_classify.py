@@ -1,19 +1,20 @@
+import dataclasses
 import re
 
 import pytest
 
 from zerotune.trial_lib.launch.outcome import RankRecord, classify, is_from_outside
 from zerotune.trial_lib.launch.rank_starter import ProcessesEnd
+from zerotune.trial_lib.messages.measurement import Measurement, RankFailure
 from zerotune.trial_lib.records.result import Outcome
 
-DONE = {"outcome": "completed", "reason": ""}
+DONE = Measurement(outcome="completed")
 PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29500"
 
 
 def failure(kind, message, **changes):
     trace = f"Traceback (most recent call last):\n{kind}: {message}"
-    record = {"type": kind, "message": message, "traceback": trace, "in_initialize": False}
-    return {**record, "ended_early": False, "time": 1.0, **changes}
+    return RankFailure(**{"type": kind, "message": message, "traceback": trace, "time": 1.0, **changes})
 
 
 def rank(number=0, measurement=None, failure=None, log="", engine_built=True):
@@ -157,7 +158,7 @@ def test_a_measurement_counts_whatever_ended_the_processes_afterwards():
 
 @pytest.mark.parametrize("outcome", ["invalid", "diverged"])
 def test_what_one_rank_measured_to_be_wrong_is_wrong_for_all(outcome):
-    wrong = {"outcome": outcome, "reason": "because"}
+    wrong = Measurement(outcome=outcome, reason="because")
     assert ended([rank(0, DONE), rank(1, wrong)]) == (outcome, "because")
     assert ended([rank(0, failure=failure("RuntimeError", PEER)), rank(1, wrong)]) == (outcome, "because")
 
@@ -168,7 +169,7 @@ def test_an_error_in_initialize_is_deepspeeds_refusal_unless_it_says_nothing_of_
         "invalid",
         "DeepSpeed refuses the configuration: AssertionError: Check batch related parameters. Log: rank0.log",
     )
-    named = {**refused, "refusal": "train_batch_size: this is why. Change it."}
+    named = dataclasses.replace(refused, refusal="train_batch_size: this is why. Change it.")
     assert ended([rank(failure=named)])[1] == (
         "DeepSpeed refuses the configuration: train_batch_size: this is why. Change it. Log: rank0.log"
     )

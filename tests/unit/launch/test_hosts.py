@@ -9,6 +9,7 @@ from zerotune.trial_lib.launch.hosts import HostPart, is_this_host, ranks_of, sp
 from zerotune.trial_lib.launch.outcome import RankRecord, classify
 from zerotune.trial_lib.launch.rank_starter import HOST, LaunchRequest, ProcessesEnd, RankRequest
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import RankFailure
 from zerotune.trial_lib.records.result import Outcome
 
 HERE = Host("cpu", ["4", "5", "6"], 2**30)
@@ -62,7 +63,7 @@ def test_a_rank_on_this_host_is_given_the_devices_that_are_locked_and_elsewhere_
     ],
 )
 def test_a_host_s_death_is_the_reason_and_not_what_its_peers_say_of_it(log, said):
-    peer = {"type": "RuntimeError", "message": "something broke", "traceback": "", "time": 1.0, "ended_early": False}
+    peer = RankFailure(type="RuntimeError", message="something broke", time=1.0)
     ranks = [RankRecord(None, peer, "", "/t/rank0.log"), RankRecord(None, None, log, "/t/rank1.log")]
     end = classify(
         ProcessesEnd(HOST, [1, -9], host="node-2", host_rank=1), ranks, 60.0, kernel_killed=False, device="cpu"

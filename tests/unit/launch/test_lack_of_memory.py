@@ -3,6 +3,7 @@
 import pytest
 
 from zerotune.trial_lib.launch.outcome import MemoryOwner, lack_of_memory
+from zerotune.trial_lib.messages.measurement import RankFailure
 
 DEVICE, HOST = MemoryOwner.DEVICE, MemoryOwner.HOST
 FULL = {"free": 20 * 2**20, "total": 80 * 2**30, "reserved": 78 * 2**30, "allocated": 77 * 2**30}
@@ -14,7 +15,7 @@ def failed(kind, message, frame="train.py", code="loss.backward()", memory=None)
     """Returns the record of an exception that was raised in a line of code."""
     frames = f'  File "train.py", line 9, in main\n    step()\n  File "{frame}", line 3, in step\n    {code}\n'
     trace = f"Traceback (most recent call last):\n{frames}{kind}: {message}"
-    return {"type": kind, "message": message, "traceback": trace, "memory": memory or {}}
+    return RankFailure(type=kind, message=message, traceback=trace, memory=memory or {})
 
 
 def whose(failure, log="", device="cuda"):

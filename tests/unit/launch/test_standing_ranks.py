@@ -14,10 +14,10 @@ def _quick(monkeypatch):
 def test_ranks_that_stand_still_are_told_of_once(tmp_path):
     states, notes = [tmp_path / f"{rank}.json" for rank in range(2)], []
     with device_watch.noting_standing_ranks("trial 0003", states, notes.append):
-        states[0].write_text(json.dumps({"end": {"kind": "works"}, "words": "works at prepare.py:8"}))
+        states[0].write_text(json.dumps({"kind": "works", "where": "prepare.py:8"}))
         time.sleep(0.1)
         assert notes == []
-        states[1].write_text(json.dumps({"end": {"kind": "waits"}, "words": "waits in barrier at train.py:30"}))
+        states[1].write_text(json.dumps({"kind": "waits", "waits_in": "barrier", "where": "train.py:30"}))
         time.sleep(0.2)
     assert notes == ["trial 0003 stands still: rank 0 works at prepare.py:8; rank 1 waits in barrier at train.py:30"]
 
@@ -26,14 +26,14 @@ def test_ranks_all_of_which_work_do_not_stand_still(tmp_path):
     states, notes = [tmp_path / f"{rank}.json" for rank in range(2)], []
     with device_watch.noting_standing_ranks("trial 0003", states, notes.append):
         for state in states:
-            state.write_text(json.dumps({"end": {"kind": "works"}, "words": "works at train.py:8"}))
+            state.write_text(json.dumps({"kind": "works", "where": "train.py:8"}))
         time.sleep(0.2)
     assert notes == ["trial 0003 takes long: rank 0 works at train.py:8; rank 1 works at train.py:8"]
 
 
 def test_ranks_that_have_all_ended_wait_for_nothing(tmp_path):
     notes = []
-    (tmp_path / "0.json").write_text(json.dumps({"end": {"kind": "ended"}, "words": "has ended"}))
+    (tmp_path / "0.json").write_text(json.dumps({"kind": "ended"}))
     with device_watch.noting_standing_ranks("trial 0003", [tmp_path / "0.json"], notes.append):
         time.sleep(0.1)
     assert notes == []

@@ -17,7 +17,8 @@ from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd
 from zerotune.trial_lib.launch.sweep import run_sweep
 from zerotune.trial_lib.launch.trial import TrialPlan
-from zerotune.trial_lib.messages.orders import HostMoment, RankOrder, SizeOrder, now
+from zerotune.trial_lib.messages.measurement import HostMoment, Measurement, Memory, RankFailure
+from zerotune.trial_lib.messages.orders import RankOrder, SizeOrder, now
 from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
 from zerotune.trial_lib.records.result import TrialResult
 
@@ -81,21 +82,20 @@ def swept(trials: Trials) -> Callable[[Act], Swept]:
 
 
 def measure(size: SizeOrder, outcome: str = "completed", at: HostMoment = (), **memory: int) -> None:
-    record = {
-        "outcome": outcome,
-        "reason": "",
-        "metrics": {"throughput": 1.0},
-        "memory": {"peak": 5, "after_initialize": 2, "available": 9, **memory},
-        "phases": {"start": 0.01},
-        "time": at or now(),
-    }
-    Path(size.measurements[0]).write_text(json.dumps(record))
+    figures = {"peak": 5, "after_initialize": 2, "available": 9, **memory}
+    record = Measurement(
+        outcome=outcome,
+        metrics={"throughput": 1.0},
+        memory=Memory(**{name: [figure] for name, figure in figures.items()}),
+        phases={"start": 0.01},
+        time=at or now(),
+    )
+    Path(size.measurements[0]).write_text(json.dumps(record.to_json()))
 
 
 def fail(size: SizeOrder, message: str) -> None:
-    record = {"type": "RuntimeError", "message": message, "traceback": "", "in_initialize": False}
-    record |= {"ended_early": False, "engine_built": True, "time": time.time(), "phases": {}}
-    Path(size.failures[0]).write_text(json.dumps(record))
+    record = RankFailure(type="RuntimeError", message=message, engine_built=True, time=time.time())
+    Path(size.failures[0]).write_text(json.dumps(record.to_json()))
 
 
 def test_sizes_that_were_all_measured_are_results_in_their_order(swept: Any) -> None:
@@ -109,7 +109,7 @@ def test_sizes_that_were_all_measured_are_results_in_their_order(swept: Any) -> 
     assert [position for position, _ in found.told] == [0, 1, 2]
     assert [end.swept for end in found.ends] == [False, True, True]
     for plan, end in zip(found.plans, found.ends, strict=True):
-        assert TrialResult.model_validate_json(plan.paths.result.read_text()) == end
+        assert TrialResult.from_text(plan.paths.result.read_text()) == end
         assert end.number == plan.number
         assert not plan.paths.scratch.exists()
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zerotune.trial_lib.rank import compiled_programs
-from zerotune.trial_lib.rank.recomputation import repeated_blocks
-from zerotune.trial_lib.rank.turning import find_checkpointing as find
-from zerotune.trial_lib.rank.turning import turn_checkpointing as turn
+from zerotune.trial_lib.rank import torch_functions
+from zerotune.trial_lib.rank.model_transforms import find_checkpointing as find
+from zerotune.trial_lib.rank.model_transforms import repeated_blocks
+from zerotune.trial_lib.rank.model_transforms import turn_checkpointing as turn
 
 KINDS = ("none", "full", "every_second")
 
@@ -252,7 +252,7 @@ def test_a_foreseen_block_with_named_inputs_is_not_compared() -> None:
 def test_an_eager_step_between_compiled_steps_compiles_nothing_again() -> None:
     model, graphs = Model(), []
     turn(model, "full")
-    compiled_programs.install()
+    torch_functions.install()
 
     def noted(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
         graphs.append(graph)
@@ -260,7 +260,7 @@ def test_an_eager_step_between_compiled_steps_compiles_nothing_again() -> None:
 
     model.compile(backend=noted)
     trained(model)
-    with compiled_programs.eagerly():
+    with torch_functions.eagerly():
         trained(model)
     trained(model)
     assert len(graphs) == 1
@@ -270,7 +270,7 @@ def test_an_eager_step_between_compiled_steps_compiles_nothing_again() -> None:
 def test_recomputed_blocks_are_compiled_into_the_one_graph_of_their_model(kind: type[Model]) -> None:
     model, graphs = kind(), []
     turn(model, "full")
-    compiled_programs.install()
+    torch_functions.install()
 
     def noted(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
         graphs.append([str(node.target) for node in graph.graph.nodes])

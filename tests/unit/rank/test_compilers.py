@@ -7,7 +7,7 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from zerotune.trial_lib.rank.turning import find_compiled as find
+from zerotune.trial_lib.rank.model_transforms import find_compiled as find
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from zerotune.trial_lib.rank.compiled_programs import install
 from zerotune.trial_lib.rank.flops import DirectCalls
+from zerotune.trial_lib.rank.torch_functions import install
 
 
 class Model(torch.nn.Module):

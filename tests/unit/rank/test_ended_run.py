@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from zerotune.trial_lib.rank.device import CpuDevice
-from zerotune.trial_lib.rank.sizes import EndedRun
+from zerotune.trial_lib.rank.session import EndedRun
 
 MIB = 2**20
 

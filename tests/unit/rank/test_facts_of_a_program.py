@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from zerotune.trial_lib.messages.measurement import BatchSizes
 from zerotune.trial_lib.rank import torch_functions
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
-from zerotune.trial_lib.records.result import ProgramProfile
 
 
 def engine(accumulation: int, **more: Any) -> SimpleNamespace:
@@ -34,11 +34,7 @@ def engine(accumulation: int, **more: Any) -> SimpleNamespace:
 def test_the_interval_of_zenflow_is_no_accumulation(built: SimpleNamespace, accumulation: int) -> None:
     facts = ProgramFacts()
     facts.note_typed_engine(built)
-    assert facts.typed_batch == {
-        "train_batch_size": 8,
-        "micro_batch_size": 4,
-        "gradient_accumulation_steps": accumulation,
-    }
+    assert facts.found.typed_batch == BatchSizes(8, 4, accumulation)
 
 
 def test_the_batch_of_a_tensor_parallel_group_counts_once() -> None:
@@ -47,22 +43,16 @@ def test_the_batch_of_a_tensor_parallel_group_counts_once() -> None:
     built.dp_world_size = 1
     facts = ProgramFacts()
     facts.note_typed_engine(built)
-    assert facts.typed_batch == {"train_batch_size": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
+    assert facts.found.typed_batch == BatchSizes(4, 4, 1)
 
 
 def test_an_optimizer_of_the_code_takes_the_option_of_the_trainer_away() -> None:
     adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     facts = ProgramFacts(trainer_options=["--optim", "--torch_compile"])
     facts.note_typed_engine(engine(1, basic_optimizer=adam))
-    assert facts.turnable["optimizer:fused"] == [False, True]
-    assert facts.trainer_options == ["--torch_compile"]
+    assert facts.found.turnable["optimizer:fused"] == [False, True]
+    assert facts.found.trainer_options == ["--torch_compile"]
     facts = ProgramFacts(trainer_options=["--optim"])
     torch_functions.of_the_trainer.add(adam)
     facts.note_typed_engine(engine(1, basic_optimizer=adam))
-    assert facts.trainer_options == ["--optim"]
-
-
-def test_facts_have_the_fields_of_the_record_and_their_defaults() -> None:
-    of_a_rank = ProgramFacts().to_json()
-    assert list(of_a_rank) == list(ProgramProfile.model_fields)
-    assert of_a_rank == ProgramProfile().model_dump(mode="json")
+    assert facts.found.trainer_options == ["--optim"]

@@ -50,7 +50,7 @@ def test_where_any_rank_cannot_run_uncompiled_nothing_is_counted(profile: Profil
 
 def test_an_older_torch_counts_what_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch.compiler.set_stance")
-    monkeypatch.setattr("zerotune.trial_lib.rank.compiled_programs.compilations", lambda: 0)
+    monkeypatch.setattr("zerotune.trial_lib.rank.torch_functions.compilations", lambda: 0)
     assert surveys.can_run_eagerly()
-    monkeypatch.setattr("zerotune.trial_lib.rank.compiled_programs.compilations", lambda: 1)
+    monkeypatch.setattr("zerotune.trial_lib.rank.torch_functions.compilations", lambda: 1)
     assert not surveys.can_run_eagerly()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerotune.trial_lib.rank.compiled_programs import forget_compiled
+from zerotune.trial_lib.rank.torch_functions import forget_compiled
 
 PROGRAM = """
 count = 0

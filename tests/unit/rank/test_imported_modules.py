@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from zerotune.trial_lib.launch.processes.fork_server import import_all
-from zerotune.trial_lib.messages.orders import Import
-from zerotune.trial_lib.rank.imported_modules import ImportedModules
+from zerotune.trial_lib.messages.measurement import Import
+from zerotune.trial_lib.rank.records import ImportedModules
 
 LIBRARY = "import os\nPLACE = os.environ.get('LIBRARY_PLACE')\n"
 MODULES = {"first_library": "installed", "second_library": "installed", "own_module": "own"}

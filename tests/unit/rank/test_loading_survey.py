@@ -19,8 +19,8 @@ def test_a_program_without_a_data_loader_has_that_for_a_reason(monkeypatch: pyte
     monkeypatch.setattr(surveys, "loader_batches", LoaderBatches())
     facts = ProgramFacts()
     assert not survey_of(facts).step_ended()
-    assert facts.not_turnable[WORKERS] == "the program trains from no data loader of torch's"
-    assert facts.loading is None
+    assert facts.found.not_turnable[WORKERS] == "the program trains from no data loader of torch's"
+    assert facts.found.loading is None
 
 
 def test_a_loader_that_gives_at_once_leaves_nothing_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,9 +32,9 @@ def test_a_loader_that_gives_at_once_leaves_nothing_to_gain(monkeypatch: pytest.
     survey = survey_of(facts)
     assert survey.step_ended()
     assert not survey.step_ended()
-    assert facts.trainer_options == ["--optim"], "the code makes the loader, not the Trainer"
-    assert facts.loading is not None
-    assert facts.loading["share"] == 0.0
-    assert "too little to gain" in facts.not_turnable[WORKERS]
-    assert "too little to gain" in facts.not_turnable[PINNED]
-    assert not facts.turnable
+    assert facts.found.trainer_options == ["--optim"], "the code makes the loader, not the Trainer"
+    assert facts.found.loading is not None
+    assert facts.found.loading.share == 0.0
+    assert "too little to gain" in facts.found.not_turnable[WORKERS]
+    assert "too little to gain" in facts.found.not_turnable[PINNED]
+    assert not facts.found.turnable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerotune.trial_lib.rank import sizes
+from zerotune.trial_lib.rank import session
 
 _NAME = "deepspeed.comm.torch"
 
@@ -19,7 +19,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     module: Any = ModuleType(_NAME)
     module.build_shm_op = lambda: op
     monkeypatch.setitem(sys.modules, _NAME, module)
-    sizes.skip_lone_buffer()
+    session.skip_lone_buffer()
     return found
 
 
@@ -39,5 +39,5 @@ def test_where_deepspeed_has_no_op_there_is_none(monkeypatch: pytest.MonkeyPatch
     module: Any = ModuleType(_NAME)
     module.build_shm_op = lambda: None
     monkeypatch.setitem(sys.modules, _NAME, module)
-    sizes.skip_lone_buffer()
+    session.skip_lone_buffer()
     assert module.build_shm_op() is None

@@ -130,7 +130,7 @@ def test_a_survey_finds_the_longest_and_sees_that_it_can_be_trained_on(loaders):
     kept = []
     watch = Watch()
     facts = profiled(watch, loader(), lambda: kept.append(watch.micro_batches))
-    assert (facts.shortest_sequence, facts.longest_sequence, facts.is_stretchable) == (3, 9, True)
+    assert (facts.found.shortest_sequence, facts.found.longest_sequence, facts.found.is_stretchable) == (3, 9, True)
     assert kept == [1]
     # One more than is needed: Accelerate holds a batch in advance.
     assert watch.micro_batches == 3
@@ -143,20 +143,20 @@ def test_a_survey_sees_batches_that_were_held_in_advance(loaders):
             yield held
             held = batch
 
-    assert profiled(Watch(), one_in_advance(iter(loader()))).is_stretchable
+    assert profiled(Watch(), one_in_advance(iter(loader()))).found.is_stretchable
 
 
 def test_a_batch_that_the_program_cuts_back_cannot_be_made_longer(loaders):
     facts = profiled(Watch(), (batch[:, :5] for batch in loader()))
-    assert facts.longest_sequence == 9
-    assert not facts.is_stretchable
+    assert facts.found.longest_sequence == 9
+    assert not facts.found.is_stretchable
 
 
 def test_a_survey_of_data_of_one_length_or_of_none_ends_at_once(loaders):
     for batches in (loader([6] * 20), DataLoader(torch.randn(5, 3), batch_size=1)):
         watch = Watch()
         facts = profiled(watch, batches)
-        assert (facts.longest_sequence, facts.shortest_sequence) == (None, None)
+        assert (facts.found.longest_sequence, facts.found.shortest_sequence) == (None, None)
         assert watch.micro_batches == 1
 
 
@@ -164,7 +164,7 @@ def test_a_survey_of_data_of_one_length_or_of_none_ends_at_once(loaders):
 def test_a_survey_trains_on_where_the_batches_come_from_the_programs_own_hands(loaders, own, trained, longest):
     watch = Watch()
     facts = profiled(watch, (torch.zeros(1, length, dtype=torch.long) for length in own))
-    assert (facts.longest_sequence, facts.is_stretchable) == (longest, False)
+    assert (facts.found.longest_sequence, facts.found.is_stretchable) == (longest, False)
     assert watch.micro_batches == trained
 
 

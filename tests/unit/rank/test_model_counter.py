@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from zerotune.trial_lib.rank.compiled_programs import compilations, forget_compiled, install
 from zerotune.trial_lib.rank.flops import ModelCounter, StageCounter
+from zerotune.trial_lib.rank.torch_functions import compilations, forget_compiled, install
 
 FLOPS = 2 * (2 * 4 * 8 * 16 + 2 * 4 * 16) + 2 * 4 * 8 * 16 + 2 * 4 * 16 - 2 * 4 * 8 * 16
 """Of a backward pass twice those of the forward pass, but for the gradient of the data."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from zerotune.trial_lib.rank import huggingface_trainer
+from zerotune.trial_lib.rank import huggingface
 
 
 class Hub:
@@ -67,9 +67,9 @@ def test_nothing_is_uploaded(is_older: bool, is_imported: bool) -> None:
     module = hub.module(is_older)
     if is_imported:
         model, own = hub.models(module)
-        huggingface_trainer._upload_nothing(module)
+        huggingface._upload_nothing(module)
     else:
-        huggingface_trainer._upload_nothing(module)
+        huggingface._upload_nothing(module)
         model, own = hub.models(module)
     assert model.save_pretrained("out", push_to_hub=True, repo_id="me/model") == "out"
     assert model.save_pretrained("out", False, True) == "out"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from zerotune.trial_lib.launch.processes import watchdog
-from zerotune.trial_lib.rank import closing, device
+from zerotune.trial_lib.rank import device, early_finish
 
 _SET_NAME, _GET_NAME = 15, 16
 # As long as a name may be: in the middle of a character.
@@ -29,7 +29,7 @@ def test_memory_is_measured() -> None:
 
 
 def test_the_sleeps_of_a_thread_are_counted() -> None:
-    assert closing._sleeps(threading.main_thread()) > 0
+    assert early_finish._sleeps(threading.main_thread()) > 0
 
 
 def test_a_process_is_seen_to_run() -> None:

@@ -63,6 +63,6 @@ def test_an_option_that_was_not_typed_has_its_default():
 def test_only_what_is_asked_for_leaves_the_rank():
     parse()
     facts = ProgramFacts()
-    facts.switches = values_read(["--attention"])
+    facts.note(switches=values_read(["--attention"]))
     assert "hf_secret" not in str(facts.to_json())
     assert facts.to_json()["switches"] == {"--attention": "sdpa"}

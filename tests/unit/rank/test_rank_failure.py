@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from zerotune.trial_lib.rank import device, rank
+from zerotune.trial_lib.rank import device, records
 
 
 class Ended(Exception):  # noqa: N818 - stands in for the end of a process
@@ -24,15 +24,15 @@ def fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     def end(code: int) -> NoReturn:
         raise Ended
 
-    monkeypatch.setattr(rank, "_end", end)
-    monkeypatch.setattr(rank, "say", lambda error: None)
+    monkeypatch.setattr(records, "end_now", end)
+    monkeypatch.setattr(records, "say", lambda error: None)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
     def run() -> dict[str, Any]:
         record = tmp_path / "failure.json"
         with pytest.raises(Ended):
-            rank._fail(record, {}, ValueError("wrong"), engine_built=True)
+            records.fail(record, {}, ValueError("wrong"), engine_built=True)
         found: dict[str, Any] = json.loads(record.read_text())
         return found
 

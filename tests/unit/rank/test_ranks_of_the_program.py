@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from zerotune.trial_lib.rank import own_ends
-from zerotune.trial_lib.rank.own_ends import launcher_of
+from zerotune.trial_lib.rank import early_finish
+from zerotune.trial_lib.rank.early_finish import launcher_of
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_what_is_to_surround_the_joining_of_a_process_group_does(monkeypatch: py
         yield
         seen.append("after")
 
-    own_ends._watch_groups(lambda reason: None, 1, joining)
+    early_finish._watch_groups(lambda reason: None, 1, joining)
     torch.distributed.init_process_group("gloo")
     assert seen == ["before", "joins", "after"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import GELU, GRU, Conv2d, Dropout, Embedding, LayerNorm, Linear, ReLU, Sequential
 
-from zerotune.trial_lib.rank.recomputation import repeated_blocks
-from zerotune.trial_lib.rank.turning import find_checkpointing as find
-from zerotune.trial_lib.rank.turning import turn_checkpointing as turn
+from zerotune.trial_lib.rank.model_transforms import find_checkpointing as find
+from zerotune.trial_lib.rank.model_transforms import repeated_blocks
+from zerotune.trial_lib.rank.model_transforms import turn_checkpointing as turn
 
 
 class Scaled(torch.nn.Module):

@@ -47,21 +47,21 @@ def concluded(ranks: list[list[tuple[int, ...]]], asked: int = 8) -> list[tuple[
 
 def test_a_length_that_is_the_micro_batch_by_chance_is_a_length_where_the_next_one_is_not() -> None:
     ((arrival, facts),) = concluded([[(12, 8), (4, 24), (2, 48), (8, 12)]])
-    assert (arrival.dimension, arrival.varies, facts.batch_varies) == (0, True, True)
-    assert (facts.batch_dimension, facts.rows_per_sample) == (0, 1)
+    assert (arrival.dimension, arrival.varies, facts.found.batch_varies) == (0, True, True)
+    assert (facts.found.batch_dimension, facts.found.rows_per_sample) == (0, 1)
     ((arrival, facts),) = concluded([[(16, 8), (16, 9), (16, 11)]])
-    assert (arrival.dimension, arrival.rows_per_sample, facts.batch_varies) == (0, 2, False)
+    assert (arrival.dimension, arrival.rows_per_sample, facts.found.batch_varies) == (0, 2, False)
 
 
 def test_sequences_first_of_many_lengths_are_batches_of_one_size() -> None:
     ((arrival, facts),) = concluded([[(8, 8), (24, 8), (13, 8), (14, 8)]])
-    assert (arrival.dimension, arrival.rows_per_sample, facts.batch_varies) == (1, 1, False)
+    assert (arrival.dimension, arrival.rows_per_sample, facts.found.batch_varies) == (1, 1, False)
 
 
 def test_all_ranks_read_batches_alike_whatever_the_first_of_each_looks_like() -> None:
     for arrival, facts in concluded([[(12, 8), (4, 24), (8, 12)], [(4, 24), (12, 8), (8, 12)]]):
-        assert (arrival.dimension, facts.batch_varies) == (0, True)
+        assert (arrival.dimension, facts.found.batch_varies) == (0, True)
     for arrival, facts in concluded([[(8, 8), (24, 8), (11, 8)], [(24, 8), (11, 8), (8, 8)]]):
-        assert (arrival.dimension, facts.batch_varies) == (1, False)
+        assert (arrival.dimension, facts.found.batch_varies) == (1, False)
     for arrival, facts in concluded([[(16, 8)], [(16, 9)]]):
-        assert (arrival.dimension, arrival.rows_per_sample, facts.batch_varies) == (0, 2, False)
+        assert (arrival.dimension, arrival.rows_per_sample, facts.found.batch_varies) == (0, 2, False)

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.messages.orders import SizeMemory, foreseen, will_fit
-from zerotune.trial_lib.rank.sizes import Sizes
+from zerotune.trial_lib.rank.session import SweepSession
 
 MIB = 2**20
 
@@ -54,12 +55,13 @@ def test_without_a_bound_everything_fits() -> None:
 
 def next_will_fit(**used: int) -> bool:
     """Asks a rank that has measured its first size, of 4 samples, about the next, of 8."""
-    rank: Any = object.__new__(Sizes)
+    rank: Any = object.__new__(SweepSession)
     rank.probe = SimpleNamespace(on_most_demanding_rank=lambda values: values)
     ordered = [SimpleNamespace(overrides={"train_micro_batch_size_per_gpu": size}) for size in (4, 8)]
     rank._position, rank._measured = 0, []
     rank._order = SimpleNamespace(sizes=ordered, bytes_per_sample=10.0, headroom=0.0)
-    return bool(rank._next_will_fit({"after_initialize": 100, "available": 300, **used}))
+    figures = {"after_initialize": 100, "available": 300, **used}
+    return bool(rank._next_will_fit(Memory(**{name: [figure] for name, figure in figures.items()})))
 
 
 def test_a_group_goes_by_what_its_steps_took_where_initialisation_took_more() -> None:

@@ -5,11 +5,11 @@ import threading
 import psutil
 import pytest
 
-from zerotune.trial_lib.rank import closing
+from zerotune.trial_lib.rank import early_finish
 
 
 def test_a_kernel_that_keeps_no_account_of_bytes_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(psutil.Process, "io_counters")
-    assert closing._bytes_of(psutil.Process()) == 0
-    activity = closing.Activity()
+    assert early_finish._bytes_of(psutil.Process()) == 0
+    activity = early_finish.Activity()
     assert activity.was(threading.main_thread(), None) in (True, False)

@@ -1,8 +1,9 @@
 """A table of one stage without knobs and one with a knob, whose figures are by hand."""
 
 from benchmarks.replay.recorded import RecordedTable, TableHead, TableRow, key_of
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 HEAD = TableHead(
     name="small",

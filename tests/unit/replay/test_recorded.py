@@ -9,8 +9,9 @@ import pytest
 from benchmarks.replay.recorded import TableHead, TableRow, append_line, read_table
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import drop_torn_tail
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome
+from zerotune.trial_lib.records.result import Outcome
 
 HEAD = TableHead(
     name="two\u2028lines",

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.report.estimate_report import estimate_report
 from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
 from zerotune.trial_lib.study.known_trials import KnownTrials
@@ -28,7 +31,7 @@ def result(outcome=Outcome.COMPLETED, above=0, purpose=Purpose.SEARCH):
 def known(trials=(), base=BASE, studies=(), **profile):
     own = Candidate(micro_batch_size=1, slots=2)
     return KnownTrials(
-        PROFILE.model_copy(update=profile),
+        replace(PROFILE, **profile),
         (own, result(above=200 * MIB, purpose=Purpose.PROFILE)),
         base,
         tuple(trials),
@@ -65,7 +68,7 @@ def test_what_the_trainer_fills_in_for_auto_is_what_the_table_counts_with():
     settled = {"bf16": {"enabled": True}, "zero_optimization": {"reduce_bucket_size": 4096**2}}
     base = completed_config(auto, ProgramProfile(settled=settled))
     seven = {"num_params": 7 * 10**9, "trainable_num_params": 7 * 10**9, "gpu_mem": 80 * 2**30}
-    model = PROFILE.model_copy(update={**seven, "data_parallel_size": 8})
+    model = replace(PROFILE, **seven, data_parallel_size=8)
     own = Candidate(micro_batch_size=1, slots=8)
     trials = KnownTrials(model, (own, result(above=200 * MIB, purpose=Purpose.PROFILE)), base)
     rows = {row.label: row for row in estimate_report(trials, 8, "cuda", 0.05, None).rows}

@@ -1,7 +1,10 @@
 """The order of the leaderboard, and the columns of every table of trials."""
 
+from dataclasses import replace
+
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.report.study_view import LeaderboardRow, flat_knobs, leaderboard, trial_columns
 
 CANDIDATES = {
@@ -78,7 +81,7 @@ def test_no_trial_has_ended_yet() -> None:
 
 
 def test_a_row_says_whether_its_processes_had_measured_another_size_before() -> None:
-    results = {**RESULTS, 2: RESULTS[2].model_copy(update={"swept": True})}
+    results = {**RESULTS, 2: replace(RESULTS[2], swept=True)}
     measured = {row.trial: row.measured for row in leaderboard(results, CANDIDATES, "throughput")}
     assert measured == {1: "fresh", 2: "swept", 3: "fresh", 4: "fresh", 5: "fresh"}
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,14 @@ def test_they_are_found_where_the_study_is_now(paths: StudyPaths, tmp_path: Path
 
 
 def test_a_trial_that_is_another_one_again_shows_what_that_has_left(paths: StudyPaths) -> None:
-    result = failed(3, paths.trial(3)).model_copy(update={"number": 7})
+    result = replace(failed(3, paths.trial(3)), number=7)
     assert LogEnds(paths, KnownSecrets(())).of(result)[0] == "Traceback: KeyError: 'lr'"
 
 
 def test_an_older_record_that_does_not_say_which_rank_failed_shows_the_first_ranks_log(paths: StudyPaths) -> None:
-    record = failed(3, paths.trial(3)).model_dump(mode="json")
+    record = failed(3, paths.trial(3)).to_json()
     del record["failed_rank"]
-    shown, name = LogEnds(paths, KnownSecrets(())).of(TrialResult.model_validate(record))
+    shown, name = LogEnds(paths, KnownSecrets(())).of(TrialResult.from_json(record))
     assert (shown, name) == ("its last words", str(paths.trial(3).log(0).relative_to(paths.root)))
 
 
@@ -84,12 +85,12 @@ def test_an_older_record_that_does_not_say_which_rank_failed_shows_the_first_ran
 def test_a_folder_that_somebody_has_sent_shows_no_file_outside_itself(
     paths: StudyPaths, tmp_path: Path, as_link: bool
 ) -> None:
-    result = failed(3, paths.trial(3)).model_copy(update={"failed_rank": 0})
+    result = replace(failed(3, paths.trial(3)), failed_rank=0)
     key, log = tmp_path / "id_rsa", paths.trial(3).log(0)
     key.write_text("private")
     log.unlink()
     if as_link:
         log.symlink_to(key)
     else:
-        result = result.model_copy(update={"logs": [str(paths.root / ".." / "id_rsa")]})
+        result = replace(result, logs=[str(paths.root / ".." / "id_rsa")])
     assert "private" not in LogEnds(paths, KnownSecrets(())).of(result)[0]

@@ -4,8 +4,9 @@ import pytest
 
 from tests.unit.search.test_foreseen_bytes import BASE, GIB, MIB, PROFILE, arm, candidate
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.records.candidate import Purpose
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.report.study_view import memory_views
 from zerotune.trial_lib.search.budgets import MemoryBasis
 from zerotune.trial_lib.search.memory_model import MemoryModel

@@ -3,8 +3,9 @@
 import random
 from dataclasses import dataclass, field
 
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.adaptive import AdaptiveSearch
 from zerotune.trial_lib.search.base import SearchProblem
 from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace, get_knob

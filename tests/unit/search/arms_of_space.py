@@ -1,8 +1,9 @@
 """Search spaces for tests, and what is in them."""
 
+from dataclasses import fields
 from typing import Any
 
-from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.search.arms import RequestedKnob, build_space, without_effect
 from zerotune.trial_lib.search.effects import Surroundings
 from zerotune.trial_lib.search.knobs import Arm, SearchSpace
@@ -14,7 +15,7 @@ LARGE = 7 * 10**9
 
 def here(device="cuda", slots=8, replicas=8, num_params=LARGE, trainable=None, base=None, **more) -> Surroundings:
     base = {"optimizer": {"type": "AdamW"}} if base is None else base
-    found = {name: more.pop(name) for name in ProgramProfile.model_fields.keys() & more.keys()}
+    found = {name: more.pop(name) for name in ({each.name for each in fields(ProgramProfile)} & more.keys())}
     program = ProgramProfile(**found)
     return Surroundings(device, slots, replicas, num_params, trainable or num_params, base, program=program, **more)
 

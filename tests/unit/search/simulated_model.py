@@ -1,10 +1,11 @@
 """A model that trains in no time: a memory limit for each stage and a throughput curve. Drives a search through it."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.search.arms import build_space, surroundings_of
 from zerotune.trial_lib.search.base import Search, SearchProblem
 from zerotune.trial_lib.search.methods import METHODS
@@ -19,14 +20,14 @@ PROFILE = ModelProfile(
     data_parallel_size=4,
     flops_per_sample=1e12,
 )
-SMALL = PROFILE.model_copy(update={"num_params": 400_000, "trainable_num_params": 400_000})
+SMALL = replace(PROFILE, num_params=400_000, trainable_num_params=400_000)
 
 
 def search(method, profile=PROFILE, base_config=None, slots=4, **settings) -> Search:
     found = METHODS[method].load()
     told = METHODS[method].settings(**settings)
     catalogue = METHODS[method].has_catalogue
-    profiled = result().model_copy(update={"profile": profile})
+    profiled = replace(result(), profile=profile)
     here = surroundings_of(profiled, base_config or {}, slots, "cuda")
     space = build_space(told.zero_stages, here, (), catalogue=catalogue)
     return found(told, SearchProblem(space, profile, base_config or {}, slots))

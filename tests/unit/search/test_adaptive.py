@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import replace
 
 import pytest
 from adaptive_world import (
@@ -225,7 +226,7 @@ def test_where_sweeps_are_possible_a_sweep_begins_with_what_surely_fits_and_asce
 
 def test_a_sweep_is_worth_what_it_may_come_to():
     # The profile says 16 times what a sample takes: far larger sizes than surely fit may fit.
-    profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 32 * 2**20})
+    profile = replace(PROFILE, activation_mem_per_gpu=32 * 2**20)
     model = SimulatedModel(noise=0.0, per_sample=2.0)
     known = trials(drive(adaptive(problem(profile=profile), max_trials=3), model.run))
     asked = []
@@ -262,7 +263,7 @@ def test_a_size_withdrawn_for_memory_costs_no_trial_and_is_swept_to_only_when_mo
 
 
 def test_the_largest_sizes_grow_step_by_step_where_memory_is_no_limit():
-    profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 1, "gpu_mem": 2**40})
+    profile = replace(PROFILE, activation_mem_per_gpu=1, gpu_mem=2**40)
     history = drive(adaptive(problem(profile=profile)), SimulatedModel(memory=2**30, per_sample=1e-6).run)
     largest = 64
     for size in sizes_in(history):
@@ -271,7 +272,7 @@ def test_the_largest_sizes_grow_step_by_step_where_memory_is_no_limit():
 
 
 def test_where_nothing_seems_to_fit_the_likeliest_is_tried():
-    profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 10**12})
+    profile = replace(PROFILE, activation_mem_per_gpu=10**12)
     search = adaptive(problem(profile=profile))
     asked = search.ask()
     assert asked.micro_batch_size == 1
@@ -369,7 +370,7 @@ def test_the_submitted_configuration_is_learned_from_and_never_the_answer():
     own = Candidate(micro_batch_size=16, slots=2, data_parallel_size=2)
     taught, untaught = (adaptive(problem(base_config={"zero_optimization": {"stage": 1}})) for _ in range(2))
     like_it = own.model_copy(update={"knobs": {"zero_optimization": {"stage": 1}}})
-    result = SimulatedModel().run(like_it).model_copy(update={"purpose": Purpose.SUBMITTED})
+    result = replace(SimulatedModel().run(like_it), purpose=Purpose.SUBMITTED)
     taught.observe(own, result)
     assert taught.best is None
     assert taught.ask() != untaught.ask()
@@ -387,10 +388,10 @@ def test_a_lucky_reading_against_all_that_is_known_is_not_believed():
         result = model.run(candidate)
         if size == 16:
             lucky = {**result.metrics, "throughput": 1.15 * model.throughput(candidate)}
-            result = result.model_copy(update={"metrics": lucky})
+            result = replace(result, metrics=lucky)
         search.apply(candidate)
         # Of a study each result has a number of its own.
-        search.tell(candidate, result.model_copy(update={"number": size}))
+        search.tell(candidate, replace(result, number=size))
     assert search.best[0].micro_batch_size > 16
     expected = search.expected()
     assert expected[16] < 0.95 * lucky["throughput"]

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.search.allocations import allocations
 from zerotune.trial_lib.search.zero_settings import ZeroSettings
 
@@ -171,15 +173,15 @@ def test_activations_of_the_other_precision_are_half_as_large():
 
 
 def test_a_device_has_one_stage_of_a_pipeline_and_partitions_that_over_the_replicas():
-    pipeline = PROFILE.model_copy(update={"pipeline_parallel": True, "data_parallel_size": 2})
-    stage = PROFILE.model_copy(update={"num_params": 500, "trainable_num_params": 400, "data_parallel_size": 2})
+    pipeline = replace(PROFILE, pipeline_parallel=True, data_parallel_size=2)
+    stage = replace(PROFILE, num_params=500, trainable_num_params=400, data_parallel_size=2)
     for zero_stage in (0, 1):
         assert allocate(zero_stage, profile=pipeline) == allocate(zero_stage, profile=stage, slots=2)
     assert allocate(1, profile=pipeline).states == 4 * 400 + 8 * 200
 
 
 def test_a_pipeline_of_one_replica_reduces_nothing():
-    alone = PROFILE.model_copy(update={"pipeline_parallel": True, "data_parallel_size": 1})
+    alone = replace(PROFILE, pipeline_parallel=True, data_parallel_size=1)
     assert allocate(0, profile=alone).buffers == 0
 
 

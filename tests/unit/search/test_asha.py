@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 from simulated_model import GB, PROFILE, SMALL, Model, asked, drive, failed, ran, search, sizes_by_family
 
-WIDE = PROFILE.model_copy(update={"gpu_mem": 10**18})  # ranges of a billion sizes: no binary search ends
+WIDE = replace(PROFILE, gpu_mem=10**18)  # ranges of a billion sizes: no binary search ends
 
 
 def run_family(tuner, value, trials=3):
@@ -101,7 +103,7 @@ def test_no_family_gets_more_trials_than_the_top_rung_takes():
 
 
 def test_a_failure_at_the_lowest_size_completes_the_rung():
-    tuner = search("asha", profile=PROFILE.model_copy(update={"gpu_mem": 1}))
+    tuner = search("asha", profile=replace(PROFILE, gpu_mem=1))
     first = tuner.ask()
     tuner.tell(first, failed())
     assert tuner.ask().family != first.family
@@ -116,7 +118,7 @@ def test_a_family_without_a_metric_counts_in_its_rung_and_is_never_promoted():
 
 
 def test_a_promoted_family_with_no_size_left_leaves_its_place_to_the_next():
-    profile = PROFILE.model_copy(update={"gpu_mem": 40 * GB})  # stage 1 does not fit: one size; stage 3 has 29
+    profile = replace(PROFILE, gpu_mem=40 * GB)  # stage 1 does not fit: one size; stage 3 has 29
     tuner = search("asha", profile=profile, zero_stages=(1, 3), max_trials=200)
     history = drive(tuner, lambda candidate: ran(100.0 if candidate.zero_stage == 1 else 1.0))
     trials = {candidate.family: (candidate.zero_stage, 0) for candidate in asked(history)}
@@ -127,7 +129,7 @@ def test_a_promoted_family_with_no_size_left_leaves_its_place_to_the_next():
 
 
 def test_a_family_with_no_size_left_counts_in_the_rung_it_is_promoted_to():
-    profile = WIDE.model_copy(update={"gpu_mem": 40 * GB, "activation_mem_per_gpu": 1})  # stage 1: one size
+    profile = replace(WIDE, gpu_mem=40 * GB, activation_mem_per_gpu=1)  # stage 1: one size
     for seed in range(100):
         tuner = search("asha", profile=profile, zero_stages=(1, 3), seed=seed)
         stages = []

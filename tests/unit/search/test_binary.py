@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from simulated_model import PROFILE, Model, asked, drive, failed, ran, search, sizes_by_family
 
 
@@ -37,7 +39,7 @@ def test_a_family_ends_at_the_largest_size_that_runs():
 
 
 def test_a_failure_at_the_lowest_size_ends_the_family():
-    tuner = search("binary", profile=PROFILE.model_copy(update={"gpu_mem": 1}))  # a first guess of 1
+    tuner = search("binary", profile=replace(PROFILE, gpu_mem=1))  # a first guess of 1
     first = tuner.ask()
     assert first.micro_batch_size == 1
     tuner.tell(first, failed())

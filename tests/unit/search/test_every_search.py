@@ -1,6 +1,7 @@
 """The cases that every method over families goes through alike."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -268,7 +269,7 @@ def test_no_micro_batch_above_the_limit_is_tried(method, concurrency):
 
 
 def test_a_small_model_s_sizes_grow_with_those_that_ran_and_not_to_what_memory_would_hold_at_once(method):
-    tuner = search(method, profile=SMALL.model_copy(update={"activation_mem_per_gpu": 40}), max_trials=30)
+    tuner = search(method, profile=replace(SMALL, activation_mem_per_gpu=40), max_trials=30)
     largest = 0
     for candidate in asked(drive(tuner, lambda candidate: ran(candidate.micro_batch_size))):
         assert candidate.micro_batch_size <= max(64, 8 * largest)

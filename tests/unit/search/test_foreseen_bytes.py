@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine, nearest_arm
 from zerotune.trial_lib.search.budgets import MemoryBasis
 from zerotune.trial_lib.search.memory_model import MemoryModel

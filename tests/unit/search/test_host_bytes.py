@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.search.allocations import host_bytes
 
 # A share of 2^28 elements on each of four devices: what is locked is a power of two as it is.

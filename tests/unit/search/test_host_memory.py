@@ -1,9 +1,12 @@
 """The host's memory is a budget of its own: it bounds what offloads, and teaches the device's model nothing."""
 
+from dataclasses import replace
+
 import pytest
 
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
 from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
 from zerotune.trial_lib.search.knobs import Arm, Knob
@@ -41,7 +44,7 @@ def candidate(stage: int, offload: dict[str, object] | None = None, size: int = 
 def memory(
     host_gib: float = 100, device: str = "cuda", foreseen: tuple[ForeseenArm, ...] = (), **base: object
 ) -> HostMemory:
-    profile = PROFILE.model_copy(update={"host_mem": int(host_gib * GIB)})
+    profile = replace(PROFILE, host_mem=int(host_gib * GIB))
     return HostMemory(MemoryBasis(profile, {**BASE, **base}, SLOTS, device, foreseen))
 
 

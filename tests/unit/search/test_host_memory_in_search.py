@@ -1,5 +1,7 @@
 """What a search does about the memory of a host to which some of its arms offload."""
 
+from dataclasses import replace
+
 import pytest
 from adaptive_world import PROFILE, SPACE, SimulatedModel, adaptive, drive, ended, problem, trials
 
@@ -8,7 +10,7 @@ from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.search.knobs import get_knob
 
 DEVICE = "zero_optimization.offload_optimizer.device"
-NO_ROOM = PROFILE.model_copy(update={"host_mem": 1_000_000})
+NO_ROOM = replace(PROFILE, host_mem=1_000_000)
 # Nothing but offload fits onto the device.
 OFFLOAD_ALONE = [arm for arm in SPACE.arms if get_knob(arm.knobs, DEVICE)]
 

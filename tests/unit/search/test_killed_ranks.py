@@ -1,10 +1,12 @@
 """What the adaptive search makes of ranks that are killed."""
 
+from dataclasses import replace
+
 from adaptive_world import SimulatedModel, adaptive, drive, ended, trials
 
 from zerotune.trial_lib.records.result import Outcome
 
-KILLED = ended(Outcome.CRASHED).model_copy(update={"from_outside": True})
+KILLED = replace(ended(Outcome.CRASHED), from_outside=True)
 
 
 def test_a_trial_that_is_killed_from_outside_rules_nothing_out():

@@ -1,5 +1,7 @@
 """Several layouts of one program race as arms, each at the global batch of the user."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.search.adaptive_world import PROFILE, SPACE, SimulatedModel, adaptive, drive, problem, repeat, trials
@@ -48,7 +50,7 @@ def test_a_layout_whose_replicas_cannot_share_the_batch_is_left_out() -> None:
     base = {**TENSOR_2, "optimizer": {"type": "AdamW"}}
     one_rank = {"tensor_parallel": {"autotp_size": 1}}
     arms = [Arm({**arm.knobs, **each}, arm.fine) for arm in SPACE.arms for each in (TENSOR_2, one_rank)]
-    profile = PROFILE.model_copy(update={"data_parallel_size": 1})
+    profile = replace(PROFILE, data_parallel_size=1)
     asked = problem(space=SearchSpace.of_arms(arms), base_config=base, profile=profile, train_batch_size=7)
     ran = [candidate for candidate, _ in trials(drive(adaptive(asked, max_trials=30), Divided().run))]
     assert {get_knob(candidate.knobs, AUTOTP) for candidate in ran} == {2}

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from adaptive_world import SimulatedModel, adaptive, drive, ended, problem, trials
@@ -41,7 +42,7 @@ def read_anew(model, noise):
         if result.outcome is not Outcome.COMPLETED:
             return result
         value = model.throughput(candidate) * (1 + draws.gauss(0, noise))
-        return result.model_copy(update={"metrics": {**result.metrics, "throughput": value}})
+        return replace(result, metrics={**result.metrics, "throughput": value})
 
     return run
 
@@ -96,7 +97,7 @@ def test_where_nothing_but_the_submitted_configuration_ran_nothing_is_expected(o
     search = adaptive(max_trials=8)
     own = Candidate(knobs={"zero_optimization": {"stage": 1}}, micro_batch_size=4, slots=2, data_parallel_size=2)
     assert search.expected() == {}
-    search.observe(own, SimulatedModel().run(own).model_copy(update={"purpose": Purpose.SUBMITTED}))
+    search.observe(own, replace(SimulatedModel().run(own), purpose=Purpose.SUBMITTED))
     assert search.expected() == {}
     drive(search, lambda candidate: ended(outcome))
     assert search.expected() == {}

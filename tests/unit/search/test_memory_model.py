@@ -1,10 +1,12 @@
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.budgets import MemoryBasis
 from zerotune.trial_lib.search.memory_model import MemoryModel
 
@@ -221,13 +223,13 @@ def test_the_largest_micro_batch_is_the_last_one_that_fits_with_the_confidence()
 
 
 def test_no_size_fits_where_the_states_leave_nothing():
-    model = new_model(PROFILE.model_copy(update={"gpu_mem": 2 * GIB}))
+    model = new_model(replace(PROFILE, gpu_mem=2 * GIB))
     knobs = candidate(1, stage=0).knobs
     assert model.largest_micro_batch(knobs, lambda size: candidate(size, stage=0), 100, HEADROOM, 0.9) == 0
 
 
 def test_where_nobody_knows_a_limit_everything_fits():
-    model = new_model(PROFILE.model_copy(update={"gpu_mem": 0}), device="cpu")
+    model = new_model(replace(PROFILE, gpu_mem=0), device="cpu")
     assert model.available(candidate(1)) is None
     assert model.probability_fits(candidate(1000), HEADROOM) == 1
     model.observe(candidate(500), OUT_OF_MEMORY)
@@ -247,8 +249,8 @@ def test_what_an_arm_leaves_follows_for_others_from_the_states_that_they_have():
 
 def test_more_memory_than_was_left_on_paper_is_learned_from_trials_that_completed():
     """On a CPU memory that ranks share is in the peak and not in the budget."""
-    profile = PROFILE.model_copy(update={"activation_mem_per_gpu": MIB, "gpu_mem": 200 * MIB, "num_params": 10**6})
-    model = new_model(profile.model_copy(update={"trainable_num_params": 10**6}), base={}, device="cpu")
+    profile = replace(PROFILE, activation_mem_per_gpu=MIB, gpu_mem=200 * MIB, num_params=10**6)
+    model = new_model(replace(profile, trainable_num_params=10**6), base={}, device="cpu")
     small = [candidate(size, reduce_bucket_size=10**6) for size in (2, 20, 40)]
     for each in small:
         model.observe(each, ran((110 + 1.5 * each.micro_batch_size) * MIB, available=150 * MIB))
@@ -257,7 +259,7 @@ def test_more_memory_than_was_left_on_paper_is_learned_from_trials_that_complete
 
 
 def test_a_group_keeps_free_what_may_not_be_had_until_trials_have_had_it():
-    model = new_model(PROFILE.model_copy(update={"gpu_mem": 200 * MIB, "activation_mem_per_gpu": MIB}), device="cpu")
+    model = new_model(replace(PROFILE, gpu_mem=200 * MIB, activation_mem_per_gpu=MIB), device="cpu")
     first = candidate(2, reduce_bucket_size=10**6)
     model.observe(first, ran(60 * MIB, available=160 * MIB))
     unknown = model.group_headroom(first, headroom=0)

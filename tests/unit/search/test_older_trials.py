@@ -1,5 +1,7 @@
 """A search that is told trials of an earlier one, of their memory alone or all; one that begins with a candidate."""
 
+from dataclasses import replace
+
 import pytest
 from adaptive_world import SPACE, SimulatedModel, adaptive, drive, problem, trials
 
@@ -11,7 +13,7 @@ METHODS = ["adaptive", "asha", "binary", "random"]
 
 
 def without_speed(result):
-    return result.model_copy(update={"metrics": {}})
+    return replace(result, metrics={})
 
 
 def told(history, change=lambda result: result, **settings):

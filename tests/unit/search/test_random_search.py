@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -57,7 +58,7 @@ def test_out_of_memory_lowers_the_upper_end_below_the_size():
 
 
 def test_the_upper_end_doubles_when_the_lower_end_passes_it():
-    one_at_first = SMALL.model_copy(update={"gpu_mem": 1})  # a first guess of 1
+    one_at_first = replace(SMALL, gpu_mem=1)  # a first guess of 1
     third = set()
     for seed in range(30):
         tuner = search("random", zero_stages=(0,), profile=one_at_first, seed=seed)
@@ -106,7 +107,7 @@ def test_a_stage_without_a_best_trial_starts_from_1_to_the_first_guess():
 
 
 def test_a_family_that_failed_at_its_lower_end_stops():
-    tuner = search("random", zero_stages=(1,), profile=SMALL.model_copy(update={"gpu_mem": 1, "num_params": 10**8}))
+    tuner = search("random", zero_stages=(1,), profile=replace(SMALL, gpu_mem=1, num_params=10**8))
     first = tuner.ask()
     assert first.micro_batch_size == 1
     tuner.tell(first, failed())

@@ -1,10 +1,12 @@
 """Memory under tensor parallelism: its ranks share the linear layers, and ZeRO partitions over fewer replicas."""
 
+from dataclasses import replace
+
 import pytest
 
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, Layout
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import ModelProfile
 from zerotune.trial_lib.search.budgets import MemoryBasis
 from zerotune.trial_lib.search.memory_model import MemoryModel
 from zerotune.trial_lib.search.zero_settings import activation_share, arm_key, on_a_device
@@ -36,19 +38,19 @@ def test_stages_divide_the_layers_and_zero_partitions_over_the_replicas() -> Non
     own, shards = on_a_device(PROFILE, 8, Layout(pipeline=4))
     assert (own.num_params, shards) == (10**9 // 4, 2)
     # The profile trial ran with two stages, and a switch changes them.
-    piped = PROFILE.model_copy(update={"pipeline_parallel": True, "data_parallel_size": 4})
+    piped = replace(PROFILE, pipeline_parallel=True, data_parallel_size=4)
     own, shards = on_a_device(piped, 8, Layout(pipeline=4), Layout(pipeline=2))
     assert (own.num_params, shards) == (10**9 // 4, 2)
 
 
 def test_a_group_divides_the_experts_and_zero_partitions_as_much_as_without_groups() -> None:
-    mixture = PROFILE.model_copy(update={"expert_params": 8 * 10**8})
+    mixture = replace(PROFILE, expert_params=8 * 10**8)
     own, shards = on_a_device(mixture, 8, Layout(expert=4))
     assert own.num_params == 4 * 10**8
     # The experts of a rank are on two of eight ranks, so a rank keeps half of their states, and an eighth of the rest.
     assert own.num_params / shards == pytest.approx(2 * 10**8 / 8 + 2 * 10**8 / 2)
     # Without a switch, a program has the groups of its profile trial.
-    as_typed = mixture.model_copy(update={"expert_ranks": 4})
+    as_typed = replace(mixture, expert_ranks=4)
     assert on_a_device(as_typed, 8)[0].num_params == 4 * 10**8
 
 
@@ -71,7 +73,7 @@ def test_activations_follow_a_switch_that_is_a_layout(
     piped = typed.get("pipeline", 1)
     update = {"pipeline_parallel": piped > 1, "data_parallel_size": 8 // (piped * typed.get("sequence", 1))}
     base = {**BASE, PROGRAM: {"--size": typed[kind]}, LAYOUTS: {"--size": kind}}
-    model = MemoryModel(MemoryBasis(PROFILE.model_copy(update=update), base, 8, "cuda"))
+    model = MemoryModel(MemoryBasis(replace(PROFILE, **update), base, 8, "cuda"))
     candidate = Candidate(
         knobs={PROGRAM: {"--size": tried[kind]}}, micro_batch_size=1, gradient_accumulation_steps=accumulation
     )

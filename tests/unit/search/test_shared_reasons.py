@@ -1,6 +1,7 @@
 """What two failures of one reason rule out, and what they do not."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import adaptive_world
@@ -126,7 +127,7 @@ def fails_from_stage_2(run: Any) -> Any:
         if (asked.zero_stage or 0) >= 2:
             return crashed(number)
         result: TrialResult = run(asked)
-        return result.model_copy(update={"number": number})
+        return replace(result, number=number)
 
     return outcome
 

@@ -1,6 +1,6 @@
 import pytest
 
-from zerotune.trial_lib.records.result import ModelProfile
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.search.zero_settings import (
     FULL,
     HALF,

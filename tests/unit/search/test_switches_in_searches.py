@@ -1,5 +1,7 @@
 """Every method knows the program's switches, and leaves a value out that the program refuses."""
 
+from dataclasses import replace
+
 import pytest
 from simulated_model import SMALL, asked, drive, ran, replay, result, told
 
@@ -25,7 +27,7 @@ SEARCHES = [name for name, method in METHODS.items() if method.confirms_winner]
 def search(method: str) -> Search:
     found = METHODS[method]
     settings = found.settings(max_trials=30, zero_stages=(1, 2), max_micro_batch=16)
-    here = surroundings_of(result().model_copy(update={"profile": SMALL}), BASE, 4, "cpu")
+    here = surroundings_of(replace(result(), profile=SMALL), BASE, 4, "cpu")
     space = build_space((1, 2), here, REQUESTS, catalogue=found.has_catalogue)
     return found.load()(settings, SearchProblem(space, SMALL, BASE, 4, "cpu"))
 
@@ -33,7 +35,7 @@ def search(method: str) -> Search:
 def run(candidate: Candidate) -> TrialResult:
     switches = candidate.switches
     if switches["--kernel"] == "refused":
-        return result(Outcome.CRASHED).model_copy(update={"reason": "argument --kernel: invalid choice: 'refused'"})
+        return replace(result(Outcome.CRASHED), reason="argument --kernel: invalid choice: 'refused'")
     size = candidate.micro_batch_size
     return ran(size / (size + 8) * (0.5 if switches["--twice"] else 1.0) * (1.1 if switches["OMP"] == 2 else 1.0))
 

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.launch.place import ThisHost
 from zerotune.trial_lib.launch.starters import ColdStarter
 from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
 from zerotune.trial_lib.study import runner
 from zerotune.trial_lib.study.arguments import StudyArguments
@@ -94,7 +96,7 @@ def offloads(candidate: Candidate) -> bool:
 
 def test_the_host_has_to_have_room_by_the_profile_and_now(made: Made) -> None:
     assert why_not(made(), OFFLOAD) is None
-    little = MODEL.model_copy(update={"host_mem": 10 * GIB})
+    little = replace(MODEL, host_mem=10 * GIB)
     never = why_not(made(model=little), OFFLOAD)
     assert never is not None
     assert (never.outcome, never.from_outside) == (Outcome.OUT_OF_HOST_MEMORY, False)
@@ -119,7 +121,7 @@ def test_what_was_foreseen_on_the_host_counts(made: Made) -> None:
 
 def test_what_stays_on_the_device_asks_nothing_of_the_host(made: Made) -> None:
     plain = {"zero_optimization": {"stage": 2}}
-    assert why_not(made(free=1, model=MODEL.model_copy(update={"host_mem": 1})), plain) is None
+    assert why_not(made(free=1, model=replace(MODEL, host_mem=1)), plain) is None
 
 
 def test_the_users_own_configuration_runs_whatever_it_takes(made: Made) -> None:

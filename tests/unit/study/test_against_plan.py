@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.study.test_study_plan import CONFIG, CPU, H100, MODEL, devices, opened, record
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.plan.plan_record import PlannedTrials
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.against_plan import AgainstPlan
 
 __all__ = ["opened"]

@@ -1,10 +1,13 @@
 """The answer of a study: which trial won, by how much, and the configuration to train with."""
 
+from dataclasses import replace
+
 import pytest
 
-from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes, without_tuning_keys
+from zerotune.trial_lib.deepspeed_config.overrides import without_tuning_keys
+from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.confirm import gain
 from zerotune.trial_lib.study.driver import best_result, ignored_batch_reason, untuned_batch
 from zerotune.trial_lib.study.history import Asked, StudyState, Told
@@ -69,7 +72,7 @@ def test_sections_that_only_a_tuner_reads_are_left_out() -> None:
 def ignoring(number: int, arrived: int) -> TrialResult:
     """A trial that asked for more than the one batch size that the program knows."""
     found = {"reason": f"batches of {arrived}", "micro_batch_arrived": arrived}
-    return trial(number, outcome=Outcome.INVALID).model_copy(update=found)
+    return replace(trial(number, outcome=Outcome.INVALID), **found)
 
 
 SIZES = {0: 1, 1: 1, 2: 8, 3: 4}
@@ -103,7 +106,7 @@ def test_a_program_whose_typed_size_arrives_whatever_is_asked_is_tuned_at_that_s
     typed: int, rows: int, is_told: bool
 ) -> None:
     program = ProgramProfile(typed_batch=BatchSizes(typed, typed, 1), rows_per_sample=rows)
-    profile = trial(0, Purpose.PROFILE).model_copy(update={"program": program})
+    profile = replace(trial(0, Purpose.PROFILE), program=program)
     assert untuned_batch(state_of(profile)) == ""
     said = untuned_batch(state_of(profile, trial(1, Purpose.SUBMITTED), ignoring(2, arrived=1)))
     assert said == ("The micro-batch was not tuned and stays 1. batches of 1" if is_told else "")
@@ -111,5 +114,5 @@ def test_a_program_whose_typed_size_arrives_whatever_is_asked_is_tuned_at_that_s
 
 def test_a_program_whose_profile_has_shown_it_needs_no_trial_to_show_it_again() -> None:
     program = ProgramProfile(typed_batch=BatchSizes(8, 4, 2), fixed_batch="It reads --size.")
-    profile = trial(0, Purpose.PROFILE).model_copy(update={"program": program})
+    profile = replace(trial(0, Purpose.PROFILE), program=program)
     assert untuned_batch(state_of(profile)) == "The micro-batch was not tuned and stays 4. It reads --size."

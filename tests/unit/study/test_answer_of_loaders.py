@@ -2,6 +2,7 @@
 
 import pytest
 
+from zerotune.trial_lib.messages.measurement import Loading, ProgramProfile
 from zerotune.trial_lib.messages.turned import (
     FUSED,
     LOADER_OPTIONS,
@@ -11,7 +12,6 @@ from zerotune.trial_lib.messages.turned import (
     PREFETCH,
     WORKERS,
 )
-from zerotune.trial_lib.records.result import Loading, ProgramProfile
 from zerotune.trial_lib.study.training_command import left_to_write, lines_to_write, options_to_remove, trainer_options
 
 OWN = {WORKERS: 0, PINNED: False, FUSED: False}

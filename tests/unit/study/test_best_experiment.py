@@ -5,6 +5,7 @@ import os
 import shlex
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from study_setups import setup_of
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.result import ProgramProfile
 from zerotune.trial_lib.study.program import KnownProgram, environment_of, program_of
 from zerotune.trial_lib.study.training_command import training_command
 from zerotune.trial_lib.study.typed_command import read_command
@@ -130,7 +131,7 @@ def test_a_switch_that_zerotune_turned_is_an_option_of_the_trainer_or_a_line_to_
     ]
     best = read_experiment(setup.paths.best_experiment, folder)
     assert best.config.turned == winner
-    without = known.learned(found.model_copy(update={"trainer_options": []}))
+    without = known.learned(replace(found, trainer_options=[]))
     *lines, by_zerotune = training_command(setup, without, CONFIG, winner).splitlines()
     assert all(line.startswith("# ") for line in lines)
     assert "gradient_checkpointing_enable" in lines[0]

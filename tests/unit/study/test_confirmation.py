@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
+from zerotune.trial_lib.records.result import Neighbour, Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.records.units import gain_line
 from zerotune.trial_lib.study.confirmation import Confirmation, Contender, Finding, ranking
 
@@ -50,7 +51,7 @@ def confirm(
     while (candidate := confirmation.next) is not None:
         key = next(key for known, key in keys if known is candidate)
         order.append(key)
-        confirmation.tell(measure(key).model_copy(update={"number": len(order)}))
+        confirmation.tell(replace(measure(key), number=len(order)))
     return confirmation.finding(), order
 
 
@@ -76,7 +77,7 @@ def test_a_faster_candidate_parts_from_the_user_s_own_and_says_how_sure_that_is(
 def test_after_one_that_trained_otherwise_with_another_micro_batch_those_of_the_user_s_own_are_measured() -> None:
     def measure(key: str) -> TrialResult:
         apart = {"losses": [3.0, 2.9, 2.8]} if key.startswith("large") else {}
-        return speeds(own=100.0, large=200.0, larger=190.5, alike=150.0)(key).model_copy(update=apart)
+        return replace(speeds(own=100.0, large=200.0, larger=190.5, alike=150.0)(key), **apart)
 
     ranked = [contender("large", 200.0, 8), contender("larger", 160.0, 16), contender("alike", 150.0)]
     found, order = confirm(ranked, measure)
@@ -181,7 +182,7 @@ def test_a_candidate_that_trains_otherwise_is_reported_with_both_losses_and_not_
     measured = speeds(own=100.0, a=200.0)
 
     def measure(key: str) -> TrialResult:
-        return measured(key).model_copy(update={"losses": [2.0, 2.4, 3.0] if key == "a" else LOSSES})
+        return replace(measured(key), losses=[2.0, 2.4, 3.0] if key == "a" else LOSSES)
 
     found, _ = confirm([contender("a", 200.0)], measure)
     assert found.winner is not None
@@ -341,7 +342,7 @@ def test_a_resumed_confirmation_continues_where_it_was() -> None:
     told = []
     for number in range(7):
         assert one.next is not None
-        told.append(measure("own" if one.next is OWN.candidate else "a").model_copy(update={"number": number}))
+        told.append(replace(measure("own" if one.next is OWN.candidate else "a"), number=number))
         one.tell(told[-1])
     for again in told:
         other.tell(again)

@@ -1,6 +1,7 @@
 """A study's last step over its record: what is told is not run again, what was cut short is resumed, and the answer."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.launch.place import ThisHost
 from zerotune.trial_lib.launch.starters import ColdStarter
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialDevice, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.records.units import name_of
 from zerotune.trial_lib.study.arguments import MINUTES_OVER, StudyArguments
 from zerotune.trial_lib.study.confirm import answer_of, confirmation_of, next_confirming_plan, no_answer, search_found
@@ -207,9 +209,7 @@ def end_search(folder: Path, *events: Event) -> None:
 
 
 def failed(number: int, candidate: Candidate, outcome: Outcome, reason: str) -> tuple[Event, Event]:
-    end = ended(number, Purpose.SEARCH, candidate, 0.0).model_copy(
-        update={"outcome": outcome, "reason": reason, "metrics": {}}
-    )
+    end = replace(ended(number, Purpose.SEARCH, candidate, 0.0), outcome=outcome, reason=reason, metrics={})
     return Asked(number, Purpose.SEARCH, candidate), Told(number, end)
 
 
@@ -284,7 +284,7 @@ def test_contenders_that_all_fail_in_the_confirmation_leave_no_answer(
         end = ended(plan.number, Purpose.CONFIRM, plan.candidate, 100.0)
         if plan.candidate == OTHER:
             gone = {"outcome": Outcome.CRASHED, "reason": "It broke. Log: /x.log", "metrics": {}}
-            end = end.model_copy(update=gone)
+            end = replace(end, **gone)
         driver.tell(end)
     assert answer_of(driver) is None
     none = no_answer(driver)

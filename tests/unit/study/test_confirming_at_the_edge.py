@@ -3,7 +3,8 @@
 import pytest
 from test_confirmation import confirm, contender, result, speeds
 
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.messages.measurement import Memory
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 
 @pytest.mark.parametrize("steady", [True, False])

@@ -10,9 +10,10 @@ import yaml
 
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study import fingerprint
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.fingerprint import Fingerprint, fingerprint_of

@@ -5,6 +5,7 @@ import json
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.folder import FolderError
 from zerotune.trial_lib.study.history import (
     Asked,
@@ -49,7 +51,7 @@ RESULT = TrialResult(
 LARGER = CANDIDATE.model_copy(update={"micro_batch_size": 8})
 EVENTS: list[Event] = [
     Asked(0, Purpose.PROFILE, CANDIDATE),
-    Told(0, RESULT.model_copy(update={"number": 0, "purpose": Purpose.PROFILE})),
+    Told(0, replace(RESULT, number=0, purpose=Purpose.PROFILE)),
     Asked(2, Purpose.SEARCH, CANDIDATE),
     Told(2, RESULT),
     AskedSweep(3, Sweep((CANDIDATE, LARGER), bytes_per_sample=1e6, headroom=0.05)),

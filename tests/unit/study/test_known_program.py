@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from zerotune.trial_lib.messages.errors import InputError
-from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.study.program import (
     KnownProgram,
     completed_config,

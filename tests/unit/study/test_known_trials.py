@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
 from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.history import Asked, AskedSweep, History, Told
 from zerotune.trial_lib.study.known_trials import earlier_trials
 

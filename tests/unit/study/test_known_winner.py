@@ -96,7 +96,7 @@ def test_edited_code_searches_again_and_knows_what_fits(tuned: Experiment) -> No
 
 def test_code_that_needs_other_memory_is_told_nothing_of_it(tuned: Experiment) -> None:
     (tuned.model / "train.py").write_text("print('trains otherwise')\n")
-    tuned.profile = tuned.profile.model_copy(update={"activation_mem_per_gpu": 200_000})
+    tuned.profile = replace(tuned.profile, activation_mem_per_gpu=200_000)
     with tuned.opened() as study:
         tuned.finish(study)
         assert study.driver.advice.head_start.trials() == []
@@ -122,7 +122,7 @@ def test_what_the_host_had_left_for_a_trial_is_another_days(tuned: Experiment) -
     lacked = {"outcome": Outcome.OUT_OF_HOST_MEMORY, "metrics": {}}
     (study_before,) = start.earlier
     trials = study_before.trials
-    full = trials[0].model_copy(update={"result": trials[0].result.model_copy(update=lacked)})
+    full = trials[0].model_copy(update={"result": replace(trials[0].result, **lacked)})
     changed = study_before.model_copy(update={"trials": (full, *trials[1:])})
     assert replace(start, earlier=(changed,)).trials() == told[1:]
 

@@ -1,11 +1,14 @@
 """A mapping is held against the engine of the program as it was typed."""
 
+from dataclasses import replace
+
 import pytest
 
-from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from zerotune.trial_lib.inputs.places import BatchPlace
+from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.records.candidate import Purpose
-from zerotune.trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.profile import as_mapped, held_against, wrong_mapping
 from zerotune.trial_lib.study.program import KnownProgram
 
@@ -31,7 +34,7 @@ def test_a_mapping_that_agrees_with_the_engine_is_right(places: list[BatchPlace]
 
 
 def test_what_the_program_feeds_goes_before_what_its_engine_is_set_to() -> None:
-    stale = SEEN.model_copy(update={"typed_batch": BatchSizes(4, 1, 2), "rows_per_sample": 8})
+    stale = replace(SEEN, typed_batch=BatchSizes(4, 1, 2), rows_per_sample=8)
     found = as_mapped(stale, [place(MICRO_BATCH, 8)])
     assert (found.typed_batch, found.rows_per_sample) == (BatchSizes(32, 8, 2), 1)
     assert wrong_mapping(found, [place(MICRO_BATCH, 8)], {}) is None
@@ -39,12 +42,12 @@ def test_what_the_program_feeds_goes_before_what_its_engine_is_set_to() -> None:
 
 def test_what_the_program_feeds_may_stand_in_the_second_dimension() -> None:
     update = {"typed_batch": BatchSizes(4, 1, 2), "rows_per_sample": 128, "other_rows_per_sample": 8}
-    found = as_mapped(SEEN.model_copy(update=update), [place(MICRO_BATCH, 8)])
+    found = as_mapped(replace(SEEN, **update), [place(MICRO_BATCH, 8)])
     assert (found.typed_batch, found.rows_per_sample, found.batch_dimension) == (BatchSizes(32, 8, 2), 1, 1)
 
 
 def test_a_sample_of_several_rows_stays_one() -> None:
-    pairs = SEEN.model_copy(update={"rows_per_sample": 2})
+    pairs = replace(SEEN, rows_per_sample=2)
     assert as_mapped(pairs, [place(MICRO_BATCH, 8)]) == pairs
 
 
@@ -70,7 +73,7 @@ def test_an_option_that_was_left_at_its_default_may_say_what_is_fed_and_contradi
     default: int, batch: BatchSizes, profiled: TrialResult
 ) -> None:
     update = {"typed_batch": BatchSizes(4, 1, 2), "rows_per_sample": 8, "options": {"--batch": default}}
-    result = profiled.model_copy(update={"program": SEEN.model_copy(update=update)})
+    result = replace(profiled, program=replace(SEEN, **update))
     held = held_against(result, [], {MICRO_BATCH: "--batch"})
     assert held.program is not None
     assert held.program.typed_batch == batch
@@ -92,8 +95,8 @@ def test_a_mapped_stage_is_held_against_the_configuration() -> None:
 
 def test_a_stage_that_the_code_takes_from_its_command_counts_before_that_of_the_file(profiled: TrialResult) -> None:
     places = [BatchPlace("zero_optimization.stage", 3, "--zero-stage 3")]
-    handed = SEEN.model_copy(update={"ds_config": {"zero_optimization": {"stage": 3}}})
-    result = profiled.model_copy(update={"program": handed})
+    handed = replace(SEEN, ds_config={"zero_optimization": {"stage": 3}})
+    result = replace(profiled, program=handed)
     held = held_against(result, places, {}, {"zero_optimization": {"stage": 2}})
     assert held.outcome is profiled.outcome
 
@@ -105,29 +108,29 @@ def test_a_stage_counts_as_deepspeed_reads_it_and_an_open_one_contradicts_nothin
 
 
 def test_an_option_whose_name_begins_like_a_known_one_is_another() -> None:
-    found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: "--batch"}})
+    found = replace(SEEN, arg_mappings={MICRO_BATCH: "--batch"})
     said = wrong_mapping(found, [BatchPlace(TRAIN_BATCH, 8, "--batch_size 8")], {})
     assert said is not None
     assert said.endswith(f"If it sets the {MICRO_BATCH}, map that key to it.")
     for known, shown in (("--batch-size", "--batch_size=8"), ("--batch_size", "--batch-size 8")):
-        found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: known}})
+        found = replace(SEEN, arg_mappings={MICRO_BATCH: known})
         assert wrong_mapping(found, [BatchPlace(TRAIN_BATCH, 8, shown)], {}) is None
 
 
 def test_an_option_that_is_known_to_set_one_size_is_no_mapping_of_another() -> None:
     flag = "--per_device_train_batch_size"
-    found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: flag}})
+    found = replace(SEEN, arg_mappings={MICRO_BATCH: flag})
     assert wrong_mapping(found, [BatchPlace(TRAIN_BATCH, 8, f"{flag} 8")], {}) is None
     assert KnownProgram(arg_mappings={TRAIN_BATCH: flag}).learned(found).arg_mappings == {MICRO_BATCH: flag}
 
 
 def test_a_typed_size_that_ranks_divide_is_that_of_all_of_them() -> None:
-    divided = SEEN.model_copy(update={"divided_among": 2})
+    divided = replace(SEEN, divided_among=2)
     assert wrong_mapping(divided, [place(MICRO_BATCH, 16), place(TRAIN_BATCH, 32)], {}) is None
     assert wrong_mapping(divided, [place(MICRO_BATCH, 8)], {}) is not None
     config = {MICRO_BATCH: 4, ACCUMULATION: 4, TRAIN_BATCH: 32}
     assert KnownProgram(found=divided).in_words(config) == {**config, MICRO_BATCH: 8}
     assert KnownProgram(found=divided).in_file(config) == config
-    by_trainer = divided.model_copy(update={"batch": {MICRO_BATCH: 8}})
+    by_trainer = replace(divided, batch={MICRO_BATCH: 8})
     # It compares these with its argument, and with the product of its argument and the ranks.
     assert KnownProgram(found=by_trainer).in_file(config) == {**config, MICRO_BATCH: 8, TRAIN_BATCH: 64}

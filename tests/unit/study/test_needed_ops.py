@@ -13,8 +13,9 @@ from study_setups import setup_of
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.inputs.search_space import read_search_space
+from zerotune.trial_lib.messages.measurement import ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Purpose
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.limits import own_ops, study_space, supposed_ops, with_ops_built, without_unbuildable
 from zerotune.trial_lib.study.typed_command import read_command
@@ -160,5 +161,5 @@ def test_once_the_profile_has_ended_the_ops_of_the_arms_are_built_and_what_canno
     ended = with_ops_built(profiled, setup, build)
     assert asked == ["CPUAdamBuilder", "FusedAdamBuilder", "QuantizerBuilder"]
     assert ended.unbuildable == {"QuantizerBuilder": NO_NVCC}
-    failed = profiled.model_copy(update={"outcome": Outcome.CRASHED})
+    failed = replace(profiled, outcome=Outcome.CRASHED)
     assert with_ops_built(failed, setup, build) == failed

@@ -2,16 +2,17 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from study_setups import setup_of
 
-from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.messages.measurement import BatchSizes, ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
+from zerotune.trial_lib.records.result import Outcome, SwapDisk, TrialResult
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.limits import kept_batch, size_limit
 from zerotune.trial_lib.study.open_search import open_search
@@ -61,7 +62,7 @@ def large_profile(disks: Sequence[SwapDisk] = (), **more: int) -> TrialResult:
         purpose=Purpose.PROFILE,
         config_hash="",
         outcome=Outcome.COMPLETED,
-        profile=PROFILE.model_copy(update={"num_params": 10**9, "trainable_num_params": 10**9, **more}),
+        profile=replace(PROFILE, num_params=10**9, trainable_num_params=10**9, **more),
         swap_disks=list(disks),
     )
 
@@ -126,7 +127,7 @@ def test_no_size_is_above_the_global_batch_or_the_data_or_what_the_user_says() -
 
 
 def test_the_user_s_own_size_is_never_above_the_limit_of_the_data() -> None:
-    short = DATA.model_copy(update={"samples_per_epoch": 1})
+    short = replace(DATA, samples_per_epoch=1)
     assert limit(short, free_batch=True) == (2, "the length of the data")
 
 
@@ -140,7 +141,7 @@ def test_no_method_asks_for_more_than_the_data_have(method: str, tmp_path: Path)
     )
     told: dict[str, Any] = {"free_batch": True} if method == "adaptive" else {}
     setup = setup_of(read_experiment(file, tmp_path), tmp_path / "s", method=method, max_trials=40, **told)
-    profile = large_profile(gpu_mem=10**15).model_copy(update={"program": DATA})
+    profile = replace(large_profile(gpu_mem=10**15), program=DATA)
     known = [(Candidate(micro_batch_size=1), profile)]
     search = open_search(setup, CONFIG, False, known, logging.getLogger("test"))
     sizes = set()
@@ -150,6 +151,6 @@ def test_no_method_asks_for_more_than_the_data_have(method: str, tmp_path: Path)
         speed = float(candidate.micro_batch_size)
         search.tell(
             candidate,
-            profile.model_copy(update={"metrics": {"FLOPS_per_gpu": speed, "throughput": speed}, "profile": None}),
+            replace(profile, metrics={"FLOPS_per_gpu": speed, "throughput": speed}, profile=None),
         )
     assert max(sizes) == 5

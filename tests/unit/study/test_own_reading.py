@@ -1,18 +1,19 @@
 """The user's configuration, as the profile trial's first run has measured it."""
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes
 from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.measurement import BatchSizes, ModelProfile, ProgramProfile
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.advice import is_measured_beside
 from zerotune.trial_lib.study.profile import own_reading
 
@@ -65,7 +66,7 @@ class Folder:
         for paths, result, said in ((self.profile.as_typed, first, "reads"), (self.profile.own, measured, "trains")):
             paths.root.mkdir(parents=True)
             if result is not None:
-                paths.result.write_text(result.model_dump_json())
+                paths.result.write_text(result.to_text())
             for rank in range(2):
                 paths.log(rank).write_text(f"rank {rank} {said}\n")
                 paths.measurement(rank).write_text("{}")
@@ -79,7 +80,7 @@ def test_it_is_the_result_of_the_users_configuration(tmp_path: Path) -> None:
     reading = folder.reading()
     assert reading is not None
     assert (reading.number, reading.name, reading.config_hash) == (1, "own", "1" * 16)
-    assert folder.plan.paths.result.read_text() == reading.model_dump_json(indent=2)
+    assert folder.plan.paths.result.read_text() == reading.to_text()
     assert Candidate.model_validate_json(folder.plan.paths.candidate.read_text()) == folder.plan.candidate
     assert [file.name for file in folder.plan.paths.root.iterdir() if file.stat().st_mode & 0o077] == []
 
@@ -112,7 +113,7 @@ def test_its_flops_are_those_of_the_profile(tmp_path: Path) -> None:
         None,
         ended(outcome=Outcome.OUT_OF_MEMORY),
         ended(note="The batch has changed."),
-        ended().model_copy(update={"trial_id": "another-0001"}),
+        replace(ended(), trial_id="another-0001"),
     ],
 )
 def test_without_a_measurement_a_trial_of_its_own_runs(tmp_path: Path, measured: TrialResult | None) -> None:
@@ -125,7 +126,7 @@ def test_steps_that_did_not_wait_for_their_data_do_not_count(tmp_path: Path) -> 
     """A program that was typed with a micro-batch of 1 surveys its data in its only run."""
     program = ProgramProfile(typed_batch=BatchSizes(8, 1, 4), rows_per_sample=1)
     folder = Folder(tmp_path, ended(), ended(0, program=program))
-    assert folder.reading(PROFILED.model_copy(update={"program": program})) is None
+    assert folder.reading(replace(PROFILED, program=program)) is None
 
 
 def test_a_trial_that_warms_up_on_longer_samples_runs_on_its_own(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_trial_that_warms_up_on_longer_samples_runs_on_its_own(tmp_path: Path)
 
 
 def test_a_trial_whose_samples_are_counted_otherwise_runs_on_its_own(tmp_path: Path) -> None:
-    pairs = PROFILED.model_copy(update={"program": PROGRAM.model_copy(update={"rows_per_sample": 2})})
+    pairs = replace(PROFILED, program=replace(PROGRAM, rows_per_sample=2))
     assert Folder(tmp_path, ended()).reading(pairs) is None
 
 

@@ -1,10 +1,13 @@
 """What the failure of the profile trial says of the program."""
 
+from dataclasses import replace
+
 import pytest
 
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH, TRAIN_BATCH
+from zerotune.trial_lib.messages.measurement import ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Purpose
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.limits import SizeLimit
 from zerotune.trial_lib.study.profile_report import model_notes, profile_failure, program_notes, report_profile
 
@@ -118,7 +121,7 @@ def test_the_largest_micro_batch_is_bounded_and_else_it_is_said_that_memory_alon
     bounded = report_profile(SMALL, {}, 1, SizeLimit(size=32, by="the global batch"))
     assert {stage.largest_micro_batch for stage in bounded.stages} == {32}
     assert all(line.endswith("largest micro-batch 32, bounded by the global batch") for line in bounded.lines()[2:])
-    of_memory = report_profile(SMALL.model_copy(update={"gpu_mem": 200}), {}, 1, SizeLimit(size=32, by="x"))
+    of_memory = report_profile(replace(SMALL, gpu_mem=200), {}, 1, SizeLimit(size=32, by="x"))
     assert of_memory.lines()[2].endswith("largest micro-batch about 21")
     unknown = report_profile(SMALL, {}, 1, None)
     assert all("memory would hold a micro-batch of about 1249999" in line for line in unknown.lines()[2:])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from zerotune.trial_lib.deepspeed_config.overrides import BatchSizes
 from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.messages.measurement import BatchSizes, ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.profile import profile_candidates, run_profile, sizes_below
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2), rows_per_sample=2)
@@ -103,7 +103,7 @@ def test_the_profile_is_that_of_one_sample_and_keeps_what_was_typed(tmp_path: Pa
 
 def test_formats_that_either_run_has_shown_are_the_program_s(tmp_path: Path) -> None:
     """The run as typed may have run out of memory before its forward pass was over."""
-    typed = ended(Outcome.OUT_OF_MEMORY, TYPED.model_copy(update={"formats": ["float32"]}))
+    typed = ended(Outcome.OUT_OF_MEMORY, replace(TYPED, formats=["float32"]))
     at_one = ended(program=ProgramProfile(formats=["bfloat16"]))
     assert Ranks(tmp_path, typed, lambda size: at_one).profile().formats == ("bfloat16", "float32")
 
@@ -156,7 +156,7 @@ def test_at_last_the_program_s_own_size_is_the_profile_s(tmp_path: Path) -> None
 
 
 def test_batches_that_vary_have_no_smaller_size(tmp_path: Path) -> None:
-    varied = TYPED.model_copy(update={"batch_varies": True})
+    varied = replace(TYPED, batch_varies=True)
     ranks = Ranks(tmp_path, ended(program=varied), completes)
     assert ranks.profile().outcome is Outcome.COMPLETED
     assert ranks.sizes == []
@@ -200,7 +200,7 @@ def test_batches_that_do_not_follow_are_no_reason_to_try_another_size(tmp_path: 
 def test_batches_that_agree_with_what_was_typed_but_follow_nothing_else_are_profiled_at_their_size(
     tmp_path: Path, arrived: int, rows: int, outcome: str
 ) -> None:
-    typed = TYPED.model_copy(update={"rows_per_sample": rows})
+    typed = replace(TYPED, rows_per_sample=rows)
     ignores = ended(Outcome.INVALID, micro_batch_arrived=arrived, reason="It reads --size.")
     ranks = Ranks(tmp_path, ended(program=typed), lambda size: ignores)
     result = ranks.profile()
@@ -237,14 +237,14 @@ def test_a_program_that_fails_as_typed_leaves_the_trial_s_result(
     failed = ended(Outcome.CRASHED, program, reason="The program raised KeyError: 'lr'")
     ranks = Ranks(tmp_path, failed, completes)
     assert ranks.profile() == failed
-    assert TrialResult.model_validate_json(TrialPaths(tmp_path).result.read_text()) == failed
+    assert TrialResult.from_text(TrialPaths(tmp_path).result.read_text()) == failed
     assert ranks.ran_with().micro_batch_size == 1
     assert ranks.sizes == []
 
 
 @pytest.mark.parametrize(("at_one", "kept"), [(100, 100), (12, None), (None, None)])
 def test_data_that_grow_with_the_micro_batch_have_no_length(tmp_path: Path, at_one: int | None, kept: int) -> None:
-    typed = ended(program=TYPED.model_copy(update={"samples_per_epoch": 100}))
+    typed = ended(program=replace(TYPED, samples_per_epoch=100))
     small = ended(program=ProgramProfile(samples_per_epoch=at_one))
     program = Ranks(tmp_path, typed, lambda size: small).profile().program
     assert program is not None

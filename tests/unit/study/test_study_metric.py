@@ -1,5 +1,6 @@
 """What a study compares by, and what its answer says of what it did otherwise than it was asked."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def team(tmp_path: Path) -> Experiment:
 
 
 def test_where_no_flops_are_counted_the_study_goes_by_throughput_and_says_so(team: Experiment) -> None:
-    team.profile = PROFILE.model_copy(update={"flops_per_sample": 0.0})
+    team.profile = replace(PROFILE, flops_per_sample=0.0)
     study = team.tune(**ASKED)
     assert study.record.metric == "throughput"
     assert study.record.arguments["metric"] == "FLOPS_per_gpu"  # what was asked for
@@ -32,7 +33,7 @@ def test_where_no_flops_are_counted_the_study_goes_by_throughput_and_says_so(tea
 
 
 def test_a_study_of_no_flops_that_was_cut_short_is_resumed_by_throughput(team: Experiment) -> None:
-    team.profile = PROFILE.model_copy(update={"flops_per_sample": 0.0})
+    team.profile = replace(PROFILE, flops_per_sample=0.0)
     with team.opened(**ASKED) as study:
         driver = study.driver
         driver.tell(team._ended(driver.profile_plan(), driver))
@@ -43,7 +44,7 @@ def test_a_study_of_no_flops_that_was_cut_short_is_resumed_by_throughput(team: E
 
 
 def test_another_metric_is_kept_whatever_is_counted(team: Experiment) -> None:
-    team.profile = PROFILE.model_copy(update={"flops_per_sample": 0.0})
+    team.profile = replace(PROFILE, flops_per_sample=0.0)
     study = team.tune(metric="latency", from_earlier=False)
     assert study.record.metric == "latency"
     answer = answer_of(study.driver)

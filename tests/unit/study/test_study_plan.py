@@ -8,10 +8,10 @@ from tests.plan_fixtures import GIB, arm_by_hand, devices_by_hand, plan_by_hand,
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.foreseen_run import OPERATIONS, Operation
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.plan.devices import known_devices
 from zerotune.trial_lib.plan.plan_record import PlanPaths, read_run, write_run
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import ModelProfile
 from zerotune.trial_lib.search.zero_settings import arm_key
 from zerotune.trial_lib.study.study_plan import devices_for, plan_for, study_plan
 
@@ -166,10 +166,10 @@ def test_the_plan_of_another_program_says_how_it_differs(opened):
     plan = opened(record(devices("h100-80gb", 79.1)), H100)
     base = {**CONFIG, "zero_optimization": {"stage": 1}}
     assert plan.unlike(MODEL, base) == ""
-    small = MODEL.model_copy(update={"num_params": 1_000})
+    small = replace(MODEL, num_params=1_000)
     assert plan.unlike(small, base) == "is for a model with 8,030,261,248 parameters, and this one has 1,000"
     # Of a pipeline, a plan knows the first stage alone.
-    assert plan.unlike(small.model_copy(update={"pipeline_parallel": True}), base) == ""
+    assert plan.unlike(replace(small, pipeline_parallel=True), base) == ""
     other = "is for parameters of 16 bits, and this configuration has 32 bits"
     assert plan.unlike(MODEL, {"optimizer": {"type": "AdamW"}}) == other
     said = plan.left_out(other)
@@ -182,12 +182,12 @@ def test_samples_of_other_shapes_are_found_by_their_work(opened):
     own = own.model_copy(update={"arms": tuple(each.model_copy(update={"is_own": True}) for each in own.arms[:1])})
     plan = opened(record(own), H100)
     # The run by hand has one product of 4e13 FLOPs a sample in each forward and each backward pass, on eight ranks.
-    work = MODEL.model_copy(update={"flops_per_sample": 8e13})
+    work = replace(MODEL, flops_per_sample=8e13)
     assert plan.unlike(work, CONFIG) == ""
     # Recomputed activations make a plan's samples look heavier.
-    assert plan.unlike(MODEL.model_copy(update={"flops_per_sample": 6e13}), CONFIG) == ""
+    assert plan.unlike(replace(MODEL, flops_per_sample=6e13), CONFIG) == ""
     for flops in (2e13, 3.2e14):
-        said = plan.unlike(MODEL.model_copy(update={"flops_per_sample": flops}), CONFIG)
+        said = plan.unlike(replace(MODEL, flops_per_sample=flops), CONFIG)
         assert said == f"is for samples of 8e+13 FLOPs, and these take {flops:.2g}, so they have other shapes"
 
 

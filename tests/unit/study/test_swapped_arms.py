@@ -10,8 +10,9 @@ import pytest
 from study_setups import setup_of
 
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
+from zerotune.trial_lib.messages.measurement import ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Purpose
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
+from zerotune.trial_lib.records.result import Outcome, SwapDisk, TrialResult
 from zerotune.trial_lib.search.knobs import Arm, SearchSpace
 from zerotune.trial_lib.study import limits
 from zerotune.trial_lib.study.limits import with_swap_disks, without_disk_room

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from zerotune.trial_lib.messages.measurement import ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.plans import formats_known
 
 FORMATS = ("bfloat16", "float32")

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from nvml_fixtures import PretendGpu, pretend_gpus
 from study_setups import setup_of
 
-from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH, BatchSizes
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
 from zerotune.trial_lib.device import cuda
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.result import ProgramProfile
 from zerotune.trial_lib.study.program import KnownProgram, environment_of, interpreter_of, program_of
 from zerotune.trial_lib.study.training_command import training_command
 from zerotune.trial_lib.study.typed_command import check_mappings, devices_of, read_command

@@ -1,12 +1,14 @@
 """What is left of a study that was cut short: of a sweep, what its process group would have continued with."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.result import Memory, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.history import Proposal, Withdrawn, stays_open, unfinished_work, unrecorded_ends
 
 CANDIDATES = tuple(Candidate(micro_batch_size=size) for size in (1, 2, 4, 8))
@@ -27,16 +29,16 @@ def numbers(left: list[Proposal]) -> list[list[int]]:
 
 @pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SUBMITTED])
 def test_what_a_study_stands_on_is_run_again_when_it_was_killed_from_outside(purpose: Purpose) -> None:
-    killed = ended(0, need=100, outcome=Outcome.CRASHED).model_copy(update={"from_outside": True})
-    assert stays_open(killed.model_copy(update={"purpose": purpose}))
-    assert not stays_open(killed.model_copy(update={"purpose": purpose, "from_outside": False}))
+    killed = replace(ended(0, need=100, outcome=Outcome.CRASHED), from_outside=True)
+    assert stays_open(replace(killed, purpose=purpose))
+    assert not stays_open(replace(killed, purpose=purpose, from_outside=False))
     assert not stays_open(killed)  # one of the search
 
 
 def test_what_came_to_another_kind_of_device_is_run_again_once_that_is_mended() -> None:
-    elsewhere = ended(0, need=100, outcome=Outcome.INVALID).model_copy(update={"elsewhere": True})
+    elsewhere = replace(ended(0, need=100, outcome=Outcome.INVALID), elsewhere=True)
     assert stays_open(elsewhere)
-    assert not stays_open(elsewhere.model_copy(update={"elsewhere": False}))
+    assert not stays_open(replace(elsewhere, elsewhere=False))
 
 
 def test_a_sweep_that_had_not_begun_is_run_whole() -> None:
@@ -58,7 +60,7 @@ def test_a_size_that_its_group_would_have_foreseen_not_to_fit_is_not_measured() 
 
 def test_nothing_is_measured_beyond_a_size_whose_allocator_had_to_make_room() -> None:
     edge = ended(6, need=1)
-    edge = edge.model_copy(update={"memory": edge.memory.model_copy(update={"counted_retries": [1]})})
+    edge = replace(edge, memory=replace(edge.memory, counted_retries=[1]))
     left, given_up = unfinished_work([PROPOSAL], {5: ended(5, need=1), 6: edge}, {})
     assert left == []
     assert given_up == [Withdrawn(7, Withdrawal.MEMORY), Withdrawn(8, Withdrawal.MEMORY)]
@@ -93,6 +95,6 @@ def test_a_trial_that_had_ended_unheard_is_not_run_again(tmp_path: Path) -> None
     written = {5: ended(5, 1), 6: ended(6, 1, Outcome.CANCELLED), 7: ended(7, 1, Outcome.CRASHED), 8: ended(8, 1)}
     for number, result in written.items():
         paths.trial(number).root.mkdir(parents=True)
-        paths.trial(number).result.write_text(result.model_dump_json())
+        paths.trial(number).result.write_text(result.to_text())
     paths.trial(8).result.write_text('{"torn')
     assert list(unrecorded_ends(paths, {8, 7, 6, 5, 4})) == [written[5], written[7]]

@@ -10,7 +10,7 @@ from study_setups import setup_of
 
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.device.base import Host
-from zerotune.trial_lib.records.result import ProgramProfile
+from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.study import followed as follow
 from zerotune.trial_lib.study.followed import Followed
 from zerotune.trial_lib.study.program import KnownProgram

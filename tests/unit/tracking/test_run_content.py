@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import (
     FullExperimentPaths,
@@ -12,7 +13,7 @@ from zerotune.trial_lib.records.folders import (
     StudyRecord,
     StudyStatus,
 )
-from zerotune.trial_lib.records.result import Memory, ModelProfile, Neighbour, Outcome, TrialDevice, TrialResult
+from zerotune.trial_lib.records.result import Neighbour, Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.study.profile_report import report_profile
 from zerotune.trial_lib.tracking.run_content import (
     MetricValue,
@@ -40,7 +41,7 @@ def trial(tmp_path: Path, candidate: Candidate, **result: object) -> RunContent:
     fields = {"trial_id": "s-1/0007", "number": 7, "purpose": Purpose.SEARCH, "config_hash": "abc", **result}
     fields.setdefault("outcome", Outcome.COMPLETED)
     paths.candidate.write_text(candidate.model_dump_json())
-    paths.result.write_text(TrialResult.model_validate(fields).model_dump_json())
+    paths.result.write_text(TrialResult.from_json(fields).to_text())
     return trial_content(RECORD, paths, "parent")
 
 

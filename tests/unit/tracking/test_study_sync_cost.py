@@ -44,7 +44,7 @@ def add_trial(paths: StudyPaths, number: int) -> None:
         config_hash="",
         outcome=Outcome.COMPLETED,
     )
-    trial.result.write_text(result.model_dump_json())
+    trial.result.write_text(result.to_text())
 
 
 def test_each_trial_is_read_once_and_one_that_has_not_ended_later(

@@ -37,7 +37,8 @@ from zerotune.trial_lib.launch.processes.watchdog import (
     kill_descendants,
 )
 from zerotune.trial_lib.messages.files import write_whole
-from zerotune.trial_lib.messages.orders import Import, installed_folders
+from zerotune.trial_lib.messages.measurement import Import
+from zerotune.trial_lib.messages.orders import installed_folders
 from zerotune.trial_lib.rank.patching import note_names, stand_in
 
 # Whether a process can still be forked, as far as the drivers of devices are concerned.
@@ -187,7 +188,7 @@ def compiled_when_called() -> Iterator[None]:
 # What the server imports before it serves.
 
 # What ZeroTune itself imports in every rank. By name, because this room is below that one.
-_OF_RANKS = ("zerotune.trial_lib.rank.rank", "zerotune.trial_lib.rank.sizes")
+_OF_RANKS = ("zerotune.trial_lib.rank.rank", "zerotune.trial_lib.rank.session")
 
 
 def prime(driver: socket.socket, builders: list[str]) -> list[str]:

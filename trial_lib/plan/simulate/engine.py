@@ -10,19 +10,11 @@ from zerotune.trial_lib.plan.simulate import checkpoint_headers, patches
 from zerotune.trial_lib.plan.simulate.engine_moments import EngineMoments, name_gradients, name_kinds
 from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
 from zerotune.trial_lib.plan.simulate.logs import sentence_of, status_bytes
-from zerotune.trial_lib.rank import (
-    accelerate,
-    batch_source,
-    file_functions,
-    huggingface_trainer,
-    interception,
-    redirects,
-)
-from zerotune.trial_lib.rank.imported_modules import ImportedModules
+from zerotune.trial_lib.rank import batch_source, huggingface, interception, redirects, sandbox
 from zerotune.trial_lib.rank.interception import intercept
 from zerotune.trial_lib.rank.patching import install
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
-from zerotune.trial_lib.rank.rank import versions_here
+from zerotune.trial_lib.rank.records import ImportedModules, versions_here
 from zerotune.trial_lib.rank.torch_functions import PlainSteps
 from zerotune.trial_lib.rank.user_files import LayeredFiles, UserFiles
 
@@ -59,10 +51,9 @@ class Simulation:
         self._layered = None if layer is None else LayeredFiles(layer)
         device = None if self._layered is None else self._layered.device
         before, model_dir = order.protected_before, Path(order.model_dir)
-        self._files = file_functions.install(scratch, before, model_dir, device, order.hidden)
+        self._files = sandbox.install(scratch, before, model_dir, device, order.hidden)
         to_save = self._files.to_prepare
-        huggingface_trainer.install(self._facts, order.overrides, scratch, to_save, checkpoint_headers.saves_none)
-        accelerate.install(self._facts)
+        huggingface.install(self._facts, order.overrides, scratch, to_save, checkpoint_headers.saves_none)
         interception.install_zero_init(order.overrides, self._facts)
         redirects.install_trackers(scratch, self._files)
         # The logs, and the mode.
@@ -115,8 +106,8 @@ class Simulation:
         """`stopped` is the reason why the run has not come to its last step; empty if it has."""
         storages, events, moments = self._memory.record()
         beside, rows = self._moments.workers.of_a_batch, self._moments.rows
-        self._facts.batch_varies |= rows is not None
-        self._facts.samples_per_epoch = self._moments.samples_per_epoch
+        self._facts.note(batch_varies=self._facts.found.batch_varies or rows is not None)
+        self._facts.note(samples_per_epoch=self._moments.samples_per_epoch)
         return ForeseenRun(
             world=self._order.world,
             **self._moments.of_engine(),

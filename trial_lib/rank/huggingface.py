@@ -1,41 +1,232 @@
-"""The Hugging Face Trainer in a trial: its arguments follow the candidate, and it only trains.
+"""Accelerate and the Hugging Face Trainer in a trial: they follow the candidate, and only train.
 
-An unmodified Trainer script passes DeepSpeed's configuration to `TrainingArguments`, or lets `accelerate launch` do so.
-`TrainingArguments` fills in "auto" values, and refuses a configuration that contradicts its own arguments. In a trial
+`Accelerator()` makes DeepSpeed's configuration from a `DeepSpeedPlugin`, which has a file, a dictionary or fields. An
+unmodified Trainer script passes the configuration to `TrainingArguments`, or lets `accelerate launch` do so. Both fill
+in "auto" values. The overrides are merged when the configuration is read, before that. The values that the plugin, the
+Accelerator and `TrainingArguments` keep beside it follow as well. If there are several plugins, those that train follow
+(`PluginRoles`). In a trial
 
-* The batch arguments are the candidate's, and so is every configuration that transformers or accelerate reads. With
-  `split_batches` all ranks divide a batch of the argument's size. The engine gets the size of each rank then, and
-  not the argument, as in a plain run.
+* The Trainer's batch arguments are the candidate's. With `split_batches` all ranks divide a batch of the argument's
+  size. The engine gets the size of each rank then, and not the argument, as in a plain run.
 * `output_dir` is a folder of the trial's own. The Trainer finds no last checkpoint of the user's in it, and overwrites
   none.
-* Nothing is evaluated, pushed to a hub, reported to a tracker or resumed.
+* Nothing is evaluated, pushed to a hub, reported to a tracker or resumed. `save_state` and `save_model` write nothing,
+  and `load_state` reads nothing: a checkpoint is the user's, and one of another ZeRO stage could not be read.
 * A model or a tokenizer that the program saves before its first step is saved, because the program may read it back.
   `UserFiles` gives the folder, so that nothing of the user's changes. Later the program saves nothing.
-* Training goes on until the trial has measured enough.
+* Training goes on until the trial has measured enough. A model that Accelerate prepares without DeepSpeed ends the
+  trial at once, with the reason.
 
-Each replacement is made when the program imports its module. A program without transformers pays nothing.
+Each replacement is made when the program imports its module. A program without it pays nothing.
 """
 
+import copy
 import functools
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
     MICRO_BATCH,
     TRAIN_BATCH,
     TRAINING_ARGUMENTS,
+    DeepSpeedConfig,
     difference,
+    overwrite_deepspeed_config,
+    with_open_batch,
     with_typed_sizes,
 )
+from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.turned import TRAINER_OPTIONS
-from zerotune.trial_lib.rank.accelerate import merge_into
-from zerotune.trial_lib.rank.patching import replace, when_imported
+from zerotune.trial_lib.rank.engine_watch import Followers
+from zerotune.trial_lib.rank.patching import put, replace, when_imported
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
+
+# Accelerate in a trial: its plugin and its own accumulation follow the candidate, and it only trains.
+
+
+# Several DeepSpeed plugins: those that train follow a candidate
+
+# Values that a plugin keeps beside the configuration, with their places in it.
+_FIELDS = {
+    "zero_stage": "zero_optimization.stage",
+    "gradient_accumulation_steps": ACCUMULATION,
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+}
+
+_MERGED = "zerotune_merged"
+
+
+@dataclass(frozen=True)
+class _Merged:
+    own: DeepSpeedConfig  # the configuration as the code has it
+    overrides: Mapping[str, Any]  # merged into it
+
+
+def merge_into(config: Any, overrides: Mapping[str, Any]) -> None:
+    """Makes an `HfDeepSpeedConfig` follow, as if it had been read so."""
+    setattr(config, _MERGED, _Merged(copy.deepcopy(config.config), copy.deepcopy(dict(overrides))))
+    config.config = with_open_batch(overwrite_deepspeed_config(config.config, overrides), config.config)
+    config.set_stage_and_offload()
+
+
+def take_fields(plugin: Any) -> None:
+    """Sets the values that a plugin keeps beside its configuration to those in the configuration."""
+    for name, key in _FIELDS.items():
+        value = plugin.hf_ds_config.get_value(key)
+        if value is not None and value != "auto":
+            setattr(plugin, name, value)
+
+
+class PluginRoles:
+    """Decides which plugins follow. `facts` collect the configuration of the first one that trains."""
+
+    def __init__(self, facts: ProgramFacts) -> None:
+        self._facts = facts
+        self._followers = Followers()
+        self._has_trainer = False
+
+    def prepare(self, accelerator: Any, objects: tuple[Any, ...]) -> None:
+        import torch
+
+        plugins = accelerator.state.deepspeed_plugins
+        if not isinstance(plugins, dict) or len(plugins) < 2:
+            return
+        plugin = accelerator.deepspeed_plugin
+        merged: _Merged | None = getattr(plugin.hf_ds_config, _MERGED, None)
+        if merged is None or not any(isinstance(each, torch.nn.Module) for each in objects):
+            return
+        setattr(plugin.hf_ds_config, _MERGED, None)
+        # A dummy for an optimizer that DeepSpeed makes.
+        optimizers = (torch.optim.Optimizer, sys.modules["accelerate.utils"].DummyOptim)
+        if any(isinstance(each, optimizers) for each in objects):
+            followed = self._followers.overrides_for(merged.own, merged.overrides)
+            if not self._has_trainer:
+                self._has_trainer = True
+                sections = {name: plugin.deepspeed_config.get(name, {}) for name in ("fp16", "bf16")}
+                precision = {name: section for name, section in sections.items() if section.get("enabled") is True}
+                self._facts.note_trained_config({**precision, **merged.own})
+        else:
+            followed = {key: value for key, value in merged.overrides.items() if key == ACCUMULATION}
+        withdrawn = {key: value for key, value in merged.overrides.items() if key not in followed}
+        _withdraw(plugin.deepspeed_config, overwrite_deepspeed_config(merged.own, {}), withdrawn)
+        if MICRO_BATCH in withdrawn and ACCUMULATION in withdrawn and TRAIN_BATCH in merged.own:
+            plugin.deepspeed_config[TRAIN_BATCH] = merged.own[TRAIN_BATCH]
+        plugin.hf_ds_config.set_stage_and_offload()
+        take_fields(plugin)
+
+
+def _withdraw(config: DeepSpeedConfig, own: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    # Takes overrides out of a configuration again. Other objects hold the configuration as well.
+    for key, value in overrides.items():
+        inner = config.get(key)
+        if isinstance(value, Mapping) and isinstance(inner, dict) and isinstance(own.get(key), Mapping):
+            _withdraw(inner, own[key], value)
+        elif key in own:
+            config[key] = copy.deepcopy(own[key])
+        else:
+            config.pop(key, None)
+
+
+def follow_in_accelerate(facts: ProgramFacts) -> None:
+    """Makes Accelerate follow the trial, before the user's program runs."""
+    when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
+    when_imported("accelerate.accelerator", functools.partial(_only_train, facts))
+
+
+def adopt_in_accelerate() -> None:
+    """Makes the plugins that train follow a full experiment's configuration, which all plugins have read."""
+    when_imported("accelerate.accelerator", functools.partial(_settle_roles, ProgramFacts()))
+
+
+def start_over() -> None:
+    """Drops the state that all Accelerators of a process share, because the program is run again."""
+    state: Any = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
+def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:
+    def check(original: Callable[..., None], plugin: Any) -> None:
+        own = plugin.gradient_accumulation_steps or os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
+        original(plugin)
+        if str(own).isdecimal():
+            facts.found.batch.setdefault(ACCUMULATION, int(own))
+        elif ACCUMULATION not in (facts.found.ds_config or {ACCUMULATION: "auto"}):
+            # If a file does not name it, the plugin's value is 1, whatever the Accelerator's is.
+            facts.found.batch.setdefault(ACCUMULATION, 1)
+        take_fields(plugin)
+
+    def set_mixed_precision(original: Callable[..., None], plugin: Any, mixed_precision: str) -> None:
+        original(plugin, mixed_precision)
+        if facts.found.ds_config is not None:
+            for name in ("fp16", "bf16"):
+                section = plugin.deepspeed_config.get(name, {})
+                if section.get("enabled") is True:
+                    facts.found.ds_config.setdefault(name, dict(section))
+
+    replace(module.DeepSpeedPlugin, "__post_init__", check)
+    replace(module.DeepSpeedPlugin, "set_mixed_precision", set_mixed_precision)
+
+
+def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
+    _settle_roles(facts, module)
+    accelerator_class: Any = module.Accelerator
+
+    def prepare(original: Callable[..., Any], accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
+        if accelerator.deepspeed_plugin is None:
+            _refuse_training_without_deepspeed(objects)
+        else:
+            import torch
+
+            facts.found.batch.setdefault(ACCUMULATION, int(accelerator.gradient_accumulation_steps))
+            # A dummy for an optimizer that DeepSpeed makes by the configuration is no optimizer of the code's.
+            for optimizer in (each for each in objects if isinstance(each, torch.optim.Optimizer)):
+                facts.note_optimizer(optimizer, by_accelerate=True)
+            if accelerator.split_batches and accelerator.deepspeed_plugin.is_auto(MICRO_BATCH):
+                # It gives the engine the size of each rank.
+                facts.note(divided_among=accelerator.num_processes)
+        return original(accelerator, *objects, **kwargs)
+
+    replace(accelerator_class, "prepare", prepare)
+    replace(accelerator_class, "save_state", lambda original, accelerator, output_dir=None, *args, **kwargs: output_dir)
+    for name in ("save_model", "load_state", "init_trackers"):
+        replace(accelerator_class, name, lambda original, *args, **kwargs: None)
+
+
+def _settle_roles(facts: ProgramFacts, module: ModuleType) -> None:
+    roles = PluginRoles(facts)
+
+    def prepare(original: Callable[..., Any], accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
+        roles.prepare(accelerator, objects)
+        return original(accelerator, *objects, **kwargs)
+
+    replace(module.Accelerator, "prepare", prepare)
+
+
+def _refuse_training_without_deepspeed(objects: tuple[Any, ...]) -> None:
+    import torch
+
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    if all(any(isinstance(prepared, kind) for prepared in objects) for kind in kinds):
+        raise InputError(
+            "Accelerate trains this model without DeepSpeed.",
+            where="Accelerator.prepare",
+            remedy="Start the program by `accelerate launch --use_deepspeed`, with a configuration file whose "
+            "distributed_type is DEEPSPEED, or give Accelerator a DeepSpeedPlugin (and not cpu=True).",
+        )
+
+
+# The Hugging Face Trainer in a trial: its arguments follow the candidate, and it only trains.
+
 
 # Nothing is uploaded to Hugging Face's hub, and no repository is created there
 
@@ -53,7 +244,7 @@ def _upload_nothing(module: ModuleType) -> None:
             before.__func__(cls, **kwargs)
         _only_save(cls)
 
-    setattr(owner, "__init_subclass__", classmethod(init_subclass))  # noqa: B010 - mypy refuses an assignment
+    put(owner, "__init_subclass__", classmethod(init_subclass))
     # The fork server may have imported classes already.
     for each in (owner, *_below(owner)):
         _only_save(each)
@@ -92,7 +283,7 @@ def _without_push(original: Callable[..., Any]) -> Callable[..., Any]:
 def _replace(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     original = vars(owner).get(name)
     if inspect.isfunction(original):
-        setattr(owner, name, functools.wraps(original)(wrap(original)))
+        put(owner, name, functools.wraps(original)(wrap(original)))
 
 
 # Training ends with the trial, long before this many optimizer steps.
@@ -110,7 +301,7 @@ _OF_THE_LENGTH = ("scheduler.params.total_num_steps", "scheduler.params.warmup_n
 def install(
     facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path, to_save: _ToSave, to_save_model: _ToSave
 ) -> None:
-    """Makes transformers, accelerate's configuration and PEFT follow the trial, before the program runs.
+    """Makes transformers, Accelerate and PEFT follow the trial, before the program runs.
 
     `to_save` returns the folder that takes a tokenizer now, in place of the program's, or None if the program may not
     save it. `to_save_model` does the same for a model.
@@ -127,6 +318,7 @@ def install(
     )
     when_imported("transformers.utils.hub", _upload_nothing)
     when_imported("peft.peft_model", lambda module: _save_where(to_save_model, module.PeftModel))
+    follow_in_accelerate(facts)
 
 
 def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
@@ -137,6 +329,7 @@ def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
     when_imported("transformers.training_args", functools.partial(_take_batch, ds_config))
     if is_in_code:
         when_imported("accelerate.utils.deepspeed", functools.partial(_merge_difference, ds_config))
+        adopt_in_accelerate()
 
 
 def _take_batch(ds_config: Mapping[str, Any], module: ModuleType) -> None:
@@ -183,9 +376,9 @@ def _check_in_a_trial(facts: ProgramFacts, overrides: Mapping[str, Any], module:
         if not getattr(getattr(arguments, "accelerator_config", None), "split_batches", False):
             original(config, arguments, *args, **kwargs)
             return
-        if facts.divided_among == 1:
-            facts.divided_among = ranks
-            facts.batch[MICRO_BATCH] //= ranks
+        if facts.found.divided_among == 1:
+            facts.note(divided_among=ranks)
+            facts.found.batch[MICRO_BATCH] //= ranks
         sizes = config.config
         if MICRO_BATCH in overrides:
             # The candidate's sizes are those of a rank, and the Trainer compares its argument with them.
@@ -205,7 +398,7 @@ def _follow_in_arguments(facts: ProgramFacts, overrides: Mapping[str, Any], scra
     def check(original: Callable[..., None], arguments: Any) -> None:
         for key, name in TRAINING_ARGUMENTS.items():
             # Only the first time, because copies of arguments have the candidate's values already.
-            facts.batch.setdefault(key, int(getattr(arguments, name)))
+            facts.found.batch.setdefault(key, int(getattr(arguments, name)))
             if key in overrides:
                 setattr(arguments, name, overrides[key])
         if getattr(arguments, "per_gpu_train_batch_size", None):
@@ -227,13 +420,13 @@ def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
     ) -> Any:
         if _are_of_the_command_line(args):
             names = set(parser._option_string_actions)
-            facts.trainer_options = sorted(names & set(TRAINER_OPTIONS))
+            facts.note(trainer_options=sorted(names & set(TRAINER_OPTIONS)))
             for key, name in TRAINING_ARGUMENTS.items():
                 # The flag as the user has typed it: transformers accepts dashes for underscores.
                 dashed = f"--{name.replace('_', '-')}"
                 flag = dashed if any(word.split("=")[0] == dashed for word in sys.argv[1:]) else f"--{name}"
                 if flag in names:
-                    facts.arg_mappings.setdefault(key, flag)
+                    facts.found.arg_mappings.setdefault(key, flag)
         return original(parser, args, *more, **kwargs)
 
     replace(module.HfArgumentParser, "parse_args_into_dataclasses", parse)
@@ -249,7 +442,8 @@ def _are_of_the_command_line(args: Sequence[str] | None) -> bool:
 def _neither_save_nor_evaluate(module: ModuleType) -> None:
     # Whatever the Trainer's arguments or a callback say.
     never = property(lambda control: False, lambda control, value: None)
-    module.TrainerControl.should_save = module.TrainerControl.should_evaluate = never
+    put(module.TrainerControl, "should_save", never)
+    put(module.TrainerControl, "should_evaluate", never)
 
 
 def _train_only(module: ModuleType) -> None:

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from zerotune.trial_lib.rank.own_place import OwnPlace, own_devices, own_method
+from zerotune.trial_lib.rank.rank_placement import RankPlacement, own_devices, own_method
 
 OWN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501", "CUDA_VISIBLE_DEVICES": "6,7"}
 
@@ -16,7 +16,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, value in OWN.items():
         monkeypatch.setenv(name, value)
     noted: list[str] = []
-    monkeypatch.setattr(os.environ, "__class__", OwnPlace(OWN, noted.append).environment())
+    monkeypatch.setattr(os.environ, "__class__", RankPlacement(OWN, noted.append).environment())
     return noted
 
 
@@ -45,7 +45,7 @@ def test_a_number_of_the_code_s_counts_the_trial_s_devices(noted: list[str]) -> 
 def test_what_the_code_says_to_cuda_counts_for_hip(noted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     own = {**OWN, "HIP_VISIBLE_DEVICES": "6,7"}
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "6,7")
-    monkeypatch.setattr(os.environ, "__class__", OwnPlace(own, noted.append).environment())
+    monkeypatch.setattr(os.environ, "__class__", RankPlacement(own, noted.append).environment())
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     assert os.environ["HIP_VISIBLE_DEVICES"] == "7"
     os.environ["CUDA_VISIBLE_DEVICES"] = "6,7"
@@ -62,7 +62,7 @@ def test_code_that_hides_the_devices_for_a_while_has_them_again(noted: list[str]
 def test_a_device_that_the_code_has_read_means_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"CUDA_VISIBLE_DEVICES": "1,2"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    monkeypatch.setattr(os.environ, "__class__", OwnPlace(own, lambda text: None).environment())
+    monkeypatch.setattr(os.environ, "__class__", RankPlacement(own, lambda text: None).environment())
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     before = os.environ["CUDA_VISIBLE_DEVICES"]
     assert before == "2", "the second of the trial's"
@@ -83,7 +83,7 @@ def test_what_is_no_text_is_refused_as_ever(noted: list[str]) -> None:
 def test_after_the_ranks_have_met_a_child_may_have_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in OWN.items():
         monkeypatch.setenv(name, value)
-    mine = OwnPlace(OWN, lambda text: None)
+    mine = RankPlacement(OWN, lambda text: None)
     monkeypatch.setattr(os.environ, "__class__", mine.environment())
     assert mine.meets() == {name: OWN[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
     os.environ["MASTER_PORT"] = "29600"

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from zerotune.trial_lib.rank.closing import Closing
+from zerotune.trial_lib.rank.early_finish import EarlyFinish
 from zerotune.trial_lib.rank.endings import EndedEarlyError
-from zerotune.trial_lib.rank.meeting import Files, Meeting
+from zerotune.trial_lib.rank.rank_consensus import FolderMailbox, RankConsensus
 
 
 def test_a_program_that_catches_the_sentence_that_ends_it_is_told_it_again(tmp_path: Path) -> None:
@@ -19,8 +19,8 @@ def test_a_program_that_catches_the_sentence_that_ends_it_is_told_it_again(tmp_p
         thread=threading.main_thread(),
         progress={"micro_batches": 0, "steps": 0, "counted": 0},
     )
-    meeting = Meeting(Files([str(tmp_path / "state")]), 0, [str(tmp_path / "failure")])
-    closing = Closing(probe, meeting, lambda: None, lambda error: None)  # type: ignore[arg-type]
+    meeting = RankConsensus(FolderMailbox([str(tmp_path / "state")]), 0, [str(tmp_path / "failure")])
+    closing = EarlyFinish(probe, meeting, SimpleNamespace(leave=lambda: None))  # type: ignore[arg-type]
     said: list[str] = []
 
     def program() -> None:

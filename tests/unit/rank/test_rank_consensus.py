@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from zerotune.trial_lib.rank.meeting import Files, Meeting, Store
+from zerotune.trial_lib.rank.rank_consensus import FolderMailbox, RankConsensus, StoreMailbox
 
 RANKS = 2
 
@@ -37,10 +37,10 @@ def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Rendezvous:
     return Rendezvous(monkeypatch)
 
 
-def meetings(tmp_path: Path, rendezvous: Rendezvous | None = None) -> list[Meeting]:
+def meetings(tmp_path: Path, rendezvous: Rendezvous | None = None) -> list[RankConsensus]:
     """Returns the meeting of each rank. They share no folder."""
     failures = [str(tmp_path / f"failure{rank}") for rank in range(RANKS)]
-    each = [Meeting(Store(rank, RANKS), rank, failures) for rank in range(RANKS)]
+    each = [RankConsensus(StoreMailbox(rank, RANKS), rank, failures) for rank in range(RANKS)]
     for rank, meeting in enumerate(each):
         if rendezvous is not None:
             rendezvous.become(rank)
@@ -48,7 +48,7 @@ def meetings(tmp_path: Path, rendezvous: Rendezvous | None = None) -> list[Meeti
     return each
 
 
-def sees(meeting: Meeting, *said: object) -> bool:
+def sees(meeting: RankConsensus, *said: object) -> bool:
     """Returns whether a rank soon sees these states. Another connection sees a message some time after it was sent."""
     deadline = time.monotonic() + 10
     while meeting.said() != [*said] and time.monotonic() < deadline:
@@ -56,7 +56,7 @@ def sees(meeting: Meeting, *said: object) -> bool:
     return meeting.said() == [*said]
 
 
-def gathered(each: list[Meeting], own: list[object], seconds: float = 20.0) -> list[object]:
+def gathered(each: list[RankConsensus], own: list[object], seconds: float = 20.0) -> list[object]:
     """Returns what each rank has gathered, all at once."""
     found: list[object] = [None] * len(each)
 
@@ -159,7 +159,7 @@ def test_a_rank_that_has_never_had_a_process_group_sees_itself_alone(tmp_path: P
 def test_ranks_with_a_common_folder_meet_in_files(tmp_path: Path) -> None:
     states = [str(tmp_path / f"state{rank}.json") for rank in range(RANKS)]
     failures = [str(tmp_path / f"failure{rank}") for rank in range(RANKS)]
-    ranks = [Meeting(Files(states), rank, failures) for rank in range(RANKS)]
+    ranks = [RankConsensus(FolderMailbox(states), rank, failures) for rank in range(RANKS)]
     assert gathered(ranks, ["a", "b"]) == [["a", "b"]] * 2
     Path(failures[1]).touch()
     assert ranks[0].gather("c") is None

@@ -1,4 +1,8 @@
-"""Python's functions for files, replaced in a trial. `UserFiles` decides what they do."""
+"""The sandbox of a rank: the program's changes of files go to the trial, by its layer or by replaced functions.
+
+`UserFiles` decides what Python's replaced functions for files do.
+"""
+
 
 # What is called for every file that a program opens takes paths as text.
 # ruff: noqa: PTH112, PTH118, PTH120
@@ -15,9 +19,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from zerotune.trial_lib.messages.folders import read_layer
+from zerotune.trial_lib.messages.orders import RankOrder
 from zerotune.trial_lib.rank import redirects
-from zerotune.trial_lib.rank.patching import stand_in
-from zerotune.trial_lib.rank.user_files import UserFiles, is_there
+from zerotune.trial_lib.rank.patching import put, stand_in
+from zerotune.trial_lib.rank.user_files import LayeredFiles, UserFiles, is_there
 
 _READS = ("r", "rb", "rt")
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -134,14 +140,14 @@ def _like(original: Callable[..., Any], replacement: Callable[..., Any]) -> Call
 def _replace(module: Any, name: str, replacement: Callable[..., Any]) -> None:
     # Replaces a function of `os`, also in Python's lists of what such functions support.
     original = getattr(module, name)
-    setattr(module, name, replacement)
+    put(module, name, replacement)
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if original in able:
             able.add(replacement)
     # Python 3.10 has its copies here, and the copy of `io` has the name `open`.
     accessor = getattr(pathlib, "_normal_accessor", None)
     if getattr(accessor, name, None) is original:
-        setattr(accessor, name, replacement)
+        put(accessor, name, replacement)
 
 
 def _replace_open(files: UserFiles) -> None:
@@ -160,7 +166,7 @@ def _replace_open(files: UserFiles) -> None:
     _replace(io, "open", replacement)
     for name in _NAMES_OF_OPEN:
         stand_in(name, original, replacement)
-    builtins.open = replacement
+    put(builtins, "open", replacement)
 
 
 def _os_open(
@@ -315,3 +321,39 @@ def _replace_rmtree(files: UserFiles) -> None:
             original(path, *args, **kwargs)
 
     stand_in("rmtree", original, rmtree)
+
+
+class Sandbox:
+    """The protection of the user's files and runs in one rank of a trial."""
+
+    def __init__(self, order: RankOrder, rank: int) -> None:
+        self._is_first = rank == 0  # restores what all ranks have changed
+        self._scratch = Path(order.scratch)
+        layer = read_layer(self._scratch)
+        self._layered = None if layer is None else LayeredFiles(layer)
+        self.files = install(
+            self._scratch,
+            order.protected_before,
+            Path(order.model_dir),
+            None if self._layered is None else self._layered.device,
+            order.hidden,
+            {Path(size.logs[rank]).parent for size in order.sizes},
+        )
+        redirects.install_trackers(self._scratch, self.files)
+
+    @property
+    def way(self) -> str:
+        """How the files are protected, as `Measured.files` has it."""
+        return "intercepted" if self._layered is None else "layered"
+
+    def training_began(self) -> None:
+        self.files.training_began()
+        if self._layered is not None and self._is_first:
+            self._layered.note_prepared(self.files.filled)
+
+    def start_over(self) -> None:
+        """Makes the files as they were before the program ran. No rank may run it meanwhile."""
+        self.files.start_over()
+        if self._layered is not None and self._is_first:
+            self._layered.go_back()
+        shutil.rmtree(self._scratch / "output", ignore_errors=True)

@@ -8,12 +8,10 @@ size. A program as typed has one size. If it was profiled, it may train on to be
 import functools
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,10 +21,8 @@ import torch
 
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from zerotune.trial_lib.messages.files import OWNERS_FILE, write_whole
-from zerotune.trial_lib.messages.folders import read_layer
+from zerotune.trial_lib.messages.measurement import HostMoment, Measurement, Memory, ModelProfile
 from zerotune.trial_lib.messages.orders import (
-    KEPT,
-    HostMoment,
     NextSize,
     RankOrder,
     SizeMemory,
@@ -37,26 +33,23 @@ from zerotune.trial_lib.messages.orders import (
 )
 from zerotune.trial_lib.messages.turned import settings_of
 from zerotune.trial_lib.rank import (
-    accelerate,
     batch_source,
-    compiled_programs,
-    file_functions,
-    huggingface_trainer,
+    early_finish,
+    huggingface,
     interception,
-    own_ends,
-    own_place,
-    redirects,
+    rank_placement,
     torch_functions,
 )
 from zerotune.trial_lib.rank.batch_source import BatchSource
-from zerotune.trial_lib.rank.closing import Closing, Watcher
 from zerotune.trial_lib.rank.device import Device
+from zerotune.trial_lib.rank.early_finish import EarlyFinish, Watcher
 from zerotune.trial_lib.rank.loader_batches import loader_batches
-from zerotune.trial_lib.rank.meeting import Files, Meeting, Store
-from zerotune.trial_lib.rank.patching import when_imported
+from zerotune.trial_lib.rank.patching import put, when_imported
 from zerotune.trial_lib.rank.probe import Probe
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
-from zerotune.trial_lib.rank.user_files import LayeredFiles
+from zerotune.trial_lib.rank.rank_consensus import FolderMailbox, RankConsensus, StoreMailbox
+from zerotune.trial_lib.rank.records import RankRecords
+from zerotune.trial_lib.rank.sandbox import Sandbox
 from zerotune.trial_lib.rank.user_program import forget_program
 
 
@@ -75,7 +68,7 @@ def _follow(module: ModuleType) -> None:
         op = original()
         return None if op is None else _Op(op)
 
-    module.build_shm_op = build  # type: ignore[attr-defined]
+    put(module, "build_shm_op", build)
 
 
 class _Op:
@@ -137,23 +130,13 @@ _MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
 _PATIENCE, _LEAST_PATIENCE_S = 3.0, 60.0
 
 
-class Sizes:
-    """The sizes that one rank measures."""
+class SweepSession:
+    """Measures one size after another in this rank: the `Session` of the probe of each size."""
 
-    def __init__(
-        self,
-        order: RankOrder,
-        rank: int,
-        record: Callable[[SizeOrder, dict[str, Any]], None],  # writes the measurement of the current size
-        # Records the exception that has ended the current size, and ends the process
-        fail: Callable[[BaseException], None],
-        end: Callable[[int], NoReturn],  # ends the process with a status
-    ) -> None:
+    def __init__(self, order: RankOrder, rank: int, records: RankRecords) -> None:
         self._order = order
         self._rank = rank
-        self._record = record
-        self._fail = fail
-        self._end = end
+        self._records = records
         self._position = 0
         self._measured: list[SizeMemory] = []
         self._measured_at: HostMoment = ()
@@ -164,6 +147,7 @@ class Sizes:
         self._patience_s = 0.0
         self._watchdog: threading.Timer | None = None
         self._used_at_first = 0
+        self._trains_on = False  # the size is measured in a training that another size has begun
         self.is_last_run = False  # the program cannot be run again in this process
         self.phases = {"start": seconds_since(order.launched_at)}  # seconds of the phases of the current size
 
@@ -175,121 +159,104 @@ class Sizes:
     def is_between(self) -> bool:
         return self.probe.has_finished
 
-    @property
-    def way_of_files(self) -> str:
-        return "intercepted" if self._layered is None else "layered"
-
     def install(self) -> None:
         """Installs the probe, and the protection of the user's files and runs, before the program runs."""
         order, model_dir = self._order, Path(self._order.model_dir)
         facts = ProgramFacts()
-        self.probe = self._new_probe(facts, self.size, self._training_began)
+        self.probe = self._new_probe(facts, self.size)
         self.probe.install()
         if self.size.ends_at_unbuilt_ops:
             interception.end_at_unbuilt_ops()
-        compiled_programs.install()
+        torch_functions.install()
         batch_source.note_parsers()
-        # The user's files
-        layer = read_layer(self._scratch)
-        self._layered = None if layer is None else LayeredFiles(layer)
-        self._files = file_functions.install(
-            self._scratch,
-            order.protected_before,
-            model_dir,
-            None if self._layered is None else self._layered.device,
-            order.hidden,
-            {Path(size.logs[self._rank]).parent for size in order.sizes},
-        )
+        self.sandbox = Sandbox(order, self._rank)
         # Libraries and torch's functions
-        files = self._files
-        huggingface_trainer.install(facts, self._overrides, self._scratch, files.to_prepare, files.to_prepare_model)
-        accelerate.install(facts)
+        files = self.sandbox.files
+        huggingface.install(facts, self._overrides, self._scratch, files.to_prepare, files.to_prepare_model)
         interception.install_zero_init(self._overrides, facts)
         torch_functions.install_loaders(lambda: settings_of("loader", self.size.turned))
         torch_functions.install_fused_adam(lambda: settings_of("optimizer", self.size.turned))
         skip_lone_buffer()
         # The place of the rank, and the ends of the program
-        redirects.install_trackers(self._scratch, self._files)
-        own_place.install(facts.note_devices)
-        own_ends.install_own_ranks(
-            lambda reason: self.probe.starts_own_ranks(reason), lambda: self.closing.meeting.apart()
+        rank_placement.install(facts.note_devices)
+        early_finish.install_own_ranks(
+            lambda reason: self.probe.starts_own_ranks(reason), lambda: self.early_finish.consensus.apart()
         )
-        own_ends.install_own_ends(lambda: self.closing)
-        Watcher(lambda: self.closing, model_dir, order.patience_s).start()
+        early_finish.install_own_ends(lambda: self.early_finish)
+        Watcher(lambda: self.early_finish, model_dir, order.patience_s).start()
 
-    def _new_probe(self, facts: ProgramFacts, size: SizeOrder, training_began: Callable[[], None]) -> Probe:
+    def _new_probe(self, facts: ProgramFacts, size: SizeOrder) -> Probe:
         source = BatchSource(
             size.arguments, dict(os.environ), Path(self._order.model_dir), int(os.environ.get("WORLD_SIZE", "1"))
         )
-        probe = Probe(
-            replace(size, overrides=self._overrides),
-            source,
-            facts,
-            self.phases,
-            self._engine_built,
-            self._finished,
-            # A measurement that counts unless another follows
-            lambda measurement: self._record(self.size, {**measurement, "time": now(), KEPT: True}),
-            training_began,
-            self._end_early,
-        )
-        board = Files(size.states) if self._order.shares_folder else Store(self._rank, len(size.states), self._position)
-        meeting = Meeting(board, self._rank, size.failures)
-        self.closing = Closing(probe, meeting, self._leave, self._fail)
-        loader_batches.start_over(self._end_early)
+        probe = Probe(replace(size, overrides=self._overrides), source, facts, self)
+        mailbox: FolderMailbox | StoreMailbox = FolderMailbox(size.states)
+        if not self._order.shares_folder:
+            mailbox = StoreMailbox(self._rank, len(size.states), self._position)
+        self.early_finish = EarlyFinish(probe, RankConsensus(mailbox, self._rank, size.failures), self)
+        loader_batches.start_over(self.end_early)
         return probe
 
-    def _end_early(self) -> None:
-        self.closing.by_itself()
+    # What the probe and the early finish of a size tell
 
-    def _leave(self) -> None:
+    def end_early(self) -> None:
+        self.early_finish.by_itself()
+
+    def leave(self) -> None:
         self.is_last_run = True
 
-    def _engine_built(self) -> None:
-        self.closing.meeting.open()
+    def fail(self, error: BaseException) -> None:
+        self._records.fail(error, self.size, self.phases)
+
+    def engine_built(self) -> None:
+        self.early_finish.consensus.open()
         write_whole(Path(self.size.engine_built[self._rank]), json.dumps(self.probe.facts.to_json()))
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self._position == 0:
             self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * sum(self.phases.values()))
 
-    def _training_began(self) -> None:
-        self._files.training_began()
-        if self._layered is not None and self._rank == 0:
-            self._layered.note_prepared(self._files.filled)
+    def training_began(self) -> None:
+        # A program that trains on has prepared its data before, and may have written checkpoints since.
+        if not self._trains_on:
+            self.sandbox.training_began()
 
-    def _finished(self, measurement: dict[str, Any]) -> None:
-        # Records the measurement of the current size. Ends the process, or this run of the program.
-        if not measurement:
+    def keep(self, measurement: Measurement) -> None:
+        self._records.write(replace(measurement, time=now(), is_kept=True), self.size, self.sandbox.way)
+
+    def finished(self, measurement: Measurement | None) -> None:
+        """Records the measurement of the current size. Ends the process, or this run of the program."""
+        if measurement is None:
             # The program has caught `NextSize` somewhere, or breaks up the process group.
             self._end_group(_NOT_REPEATABLE, status=1)
         interruptible = let_nothing_interrupt()
-        self._measured_at = measurement["time"] = now()
-        self._record(self.size, measurement)
-        is_measured = measurement["outcome"] in ("completed", "too_slow")
+        self._measured_at = now()
+        self._records.write(replace(measurement, time=self._measured_at), self.size, self.sandbox.way)
+        is_measured = measurement.outcome in ("completed", "too_slow")
         if not is_measured or self._position + 1 == len(self._order.sizes):
             # If a rank ends alone, because its loss diverged for example, the others wait for it. The guard ends those.
-            self._end(0 if is_measured else 1)
+            self._records.end(0 if is_measured else 1)
         following = self._order.sizes[self._position + 1]
-        if self.probe.is_pipeline or self.is_last_run or (following.as_typed and self.closing.is_closing):
+        if self.probe.is_pipeline or self.is_last_run or (following.as_typed and self.early_finish.is_closing):
             self._end_group(_NOT_REPEATABLE, status=0)
-        if not following.as_typed and not self._next_will_fit(measurement["memory"]):
+        if not following.as_typed and not self._next_will_fit(measurement.memory):
             self._end_group(_MEMORY, status=0)
         signal.pthread_sigmask(signal.SIG_SETMASK, interruptible)
         if following.as_typed:
-            self._train_on(measurement["profile"])
+            assert measurement.profile is not None
+            self._train_on(measurement.profile)
             return
         batch = following.overrides
         raise NextSize(following.arguments, batch[MICRO_BATCH], batch[ACCUMULATION], self._go_on)
 
     def _end_group(self, reason: str, status: int) -> NoReturn:
         write_whole(Path(self._order.withdrawal), json.dumps({"reason": reason}))
-        self._end(status)
+        self._records.end(status)
 
-    def _next_will_fit(self, used: dict[str, int]) -> bool:
+    def _next_will_fit(self, used: Memory) -> bool:
         # Whether the next size is expected to fit on every rank; all of them call it.
-        taken = used.get("steps_peak", used["peak"]) - used["after_initialize"]
-        own = [taken, -used.get("available", float("inf")), used.get("counted_retries", 0)]
+        (taken,) = used.above_initialize
+        own = [taken, -max(used.available, default=float("inf")), max(used.counted_retries, default=0)]
         most, least, retries = self.probe.on_most_demanding_rank(own)
         if retries:
             return False
@@ -301,23 +268,22 @@ class Sizes:
     def _go_on(self) -> None:
         # Prepares the next size for code that keeps its engine.
         self._turn_to_next()
-        compiled_programs.forget_compiled()
-        self._measure_same_engine(self.size, self._training_began)
+        torch_functions.forget_compiled()
+        self._measure_same_engine(self.size)
 
-    def _train_on(self, profile: dict[str, Any]) -> None:
+    def _train_on(self, profile: ModelProfile) -> None:
         # Measures the configuration of a program that was profiled as typed. The program trains on as it is.
         self._turn_to_next()
-        formats = None if profile["uncounted"] else tuple(self.probe.facts.formats)
-        size = replace(self.size, flops_per_sample=profile["flops_per_sample"], formats=formats)
-        # The program has prepared its data before, and may have written checkpoints since.
-        self._measure_same_engine(size, training_began=lambda: None)
+        self._trains_on = True
+        formats = None if profile.uncounted else tuple(self.probe.facts.found.formats)
+        self._measure_same_engine(replace(self.size, flops_per_sample=profile.flops_per_sample, formats=formats))
 
-    def _measure_same_engine(self, size: SizeOrder, training_began: Callable[[], None]) -> None:
+    def _measure_same_engine(self, size: SizeOrder) -> None:
         before = self.probe
         assert before.device is not None
         before.device.start_over()
         self.phases = {"start": seconds_since(self._measured_at)}
-        self.probe = self._new_probe(before.facts, size, training_began)
+        self.probe = self._new_probe(before.facts, size)
         self.probe.take_over(before)
 
     def start_over(self) -> None:
@@ -335,13 +301,10 @@ class Sizes:
         ended = EndedRun(before.release_engine())
         forget_program()
         # Compiled code, libraries and files are as in a fresh process.
-        has_compiled = compiled_programs.compilations() > 0
-        compiled_programs.forget_compiled()
-        accelerate.start_over()
-        self._files.start_over()
-        if self._layered is not None and self._rank == 0:
-            self._layered.go_back()
-        shutil.rmtree(self._scratch / "output", ignore_errors=True)
+        has_compiled = torch_functions.compilations() > 0
+        torch_functions.forget_compiled()
+        huggingface.start_over()
+        self.sandbox.start_over()
         # If memory is held, the next size would not be measured as in a fresh process.
         self._turn_to_next()
         device.unlimit()
@@ -353,7 +316,7 @@ class Sizes:
         torch.manual_seed(self._seed)
         _meet()
         self.phases = {"start": seconds_since(self._measured_at)}
-        self.probe = self._new_probe(before.facts, self.size, self._training_began)
+        self.probe = self._new_probe(before.facts, self.size)
         if has_compiled and not device.is_apart:
             self.probe.memory.count_from(before.memory)
         self.probe.install()

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from zerotune.trial_lib.rank.patching import stand_in
+from zerotune.trial_lib.rank.patching import put, stand_in
 from zerotune.trial_lib.rank.user_program import may_be_of_the_user
 
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"  # where the ranks meet
@@ -27,7 +27,7 @@ NUMBERING = ("CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES")  # what decides how CU
 PLACE = (ADDRESS, PORT, *DEVICES, *NUMBERING, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # all of them
 
 
-# Not the numbers of ranks: `own_ends` refuses a program that changes them to what cannot be.
+# Not the numbers of ranks: `early_finish` refuses a program that changes them to what cannot be.
 _KEPT = (ADDRESS, PORT, *DEVICES, *NUMBERING)
 _HIDES_ALL = ("", "-1")
 # Code that stands between the environment and who reads it.
@@ -40,13 +40,13 @@ def install(note_devices: Callable[[str], None]) -> None:
     `note_devices` gets an assignment by which the code names devices.
     """
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    place = OwnPlace(own, note_devices)
-    os.environ.__class__ = place.environment()
+    place = RankPlacement(own, note_devices)
+    put(os.environ, "__class__", place.environment())
     if ADDRESS in own and PORT in own:
         _meet_at(place)
 
 
-class OwnPlace:
+class RankPlacement:
     """The place of a rank, which the variables `own` describe."""
 
     def __init__(self, own: Mapping[str, str], note_devices: Callable[[str], None]) -> None:
@@ -163,7 +163,7 @@ def _device(named: str, devices: list[str]) -> str | None:
     return named if named in devices else None
 
 
-def _meet_at(place: OwnPlace) -> None:
+def _meet_at(place: RankPlacement) -> None:
     original = torch.distributed.init_process_group
     signature = inspect.signature(original)
 

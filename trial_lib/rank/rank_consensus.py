@@ -21,7 +21,7 @@ _POLL_S = 0.02
 _READ_S = 5.0
 
 
-class Files:
+class FolderMailbox:
     """Messages by rank and round, in a folder that all ranks see. Round 0 has the ranks' states (`states` by rank)."""
 
     is_lost = False  # the messages of the others cannot be read any more
@@ -60,7 +60,7 @@ class Files:
         return self._states[rank].with_suffix(f".{number}.json") if number else self._states[rank]
 
 
-class Store:
+class StoreMailbox:
     """Messages in the store of the ranks' rendezvous, for the size at `position`. Before `open`, one sees oneself."""
 
     def __init__(self, rank: int, ranks: int, position: int = 0) -> None:
@@ -132,14 +132,14 @@ class Store:
         return f"zerotune/{self._position}/{rank}/{number}"
 
 
-class Meeting:
+class RankConsensus:
     """The messages between the ranks of a trial.
 
     `failures` are the paths of their records of failure, by rank. A rank may not see the record of another host.
     """
 
-    def __init__(self, board: Files | Store, rank: int, failures: list[str]) -> None:
-        self._board = board
+    def __init__(self, mailbox: FolderMailbox | StoreMailbox, rank: int, failures: list[str]) -> None:
+        self._mailbox = mailbox
         self._rank = rank
         self._failures = [Path(failure) for failure in failures]
         self._round = 0
@@ -148,22 +148,22 @@ class Meeting:
     def open(self) -> None:
         """Begins to see the other ranks, once their process group exists."""
         self._is_open = True
-        self._board.open()
+        self._mailbox.open()
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Drops the connection to the process group while the program replaces it."""
-        self._board.close()
+        self._mailbox.close()
         yield
         if self._is_open:
-            self._board.open()
+            self._mailbox.open()
 
     def say(self, state: dict[str, Any] | None) -> None:
         """Leaves this rank's state for the other ranks, and in a file for the driver; None if it matters to neither."""
-        self._board.put(self._rank, 0, state)
+        self._mailbox.put(self._rank, 0, state)
 
     def said(self) -> list[dict[str, Any] | None]:
-        return [self._board.get(rank, 0) for rank in range(len(self._failures))]
+        return [self._mailbox.get(rank, 0) for rank in range(len(self._failures))]
 
     def gather(self, own: Any, seconds: float = float("inf")) -> list[Any] | None:
         """What each rank brings, in rank order; None if another has failed or is late.
@@ -171,23 +171,23 @@ class Meeting:
         All call it in the same order.
         """
         self._round += 1
-        self._board.put(self._rank, self._round, [own])
+        self._mailbox.put(self._rank, self._round, [own])
         deadline = time.monotonic() + seconds
         brought = []
-        for rank in self._board.ranks:
-            while (found := self._board.get(rank, self._round)) is None:
-                if self._failures[rank].exists() or self._board.is_lost or time.monotonic() > deadline:
+        for rank in self._mailbox.ranks:
+            while (found := self._mailbox.get(rank, self._round)) is None:
+                if self._failures[rank].exists() or self._mailbox.is_lost or time.monotonic() > deadline:
                     return None
                 time.sleep(_POLL_S)
             brought += found
-        self._board.finish(self._round)
+        self._mailbox.finish(self._round)
         return brought
 
 
 # Figures over all ranks. Every rank of a trial calls these functions at the same moments.
 
 # Time for every rank to write a few figures.
-_MEETING_S = 60.0
+_CONSENSUS_S = 60.0
 
 
 class NoAgreementError(Exception):
@@ -213,21 +213,21 @@ def of_each(values: list[float], engine: Any) -> list[list[float]]:
 
 
 @contextlib.contextmanager
-def by_messages(meeting: Meeting) -> Iterator[None]:
+def by_messages(consensus: RankConsensus) -> Iterator[None]:
     """Makes the ranks agree by messages: the program may be in a collective, or may have no process group."""
-    _meetings.append(meeting)
+    _by_messages.append(consensus)
     try:
         yield
     finally:
-        _meetings.pop()
+        _by_messages.pop()
 
 
-_meetings: list[Meeting] = []
+_by_messages: list[RankConsensus] = []
 
 
 def _reduced(values: list[float], operation: Any, engine: Any) -> list[float]:
-    if _meetings:
-        brought = _meetings[-1].gather(values, _MEETING_S)
+    if _by_messages:
+        brought = _by_messages[-1].gather(values, _CONSENSUS_S)
         if brought is None:
             raise NoAgreementError
         reduce = max if operation == torch.distributed.ReduceOp.MAX else sum
