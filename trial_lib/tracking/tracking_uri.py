@@ -4,6 +4,8 @@ import functools
 import os
 import re
 import shlex
+import shutil
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -129,5 +131,12 @@ def ways_to(tracking_uri: str, page: str | None) -> tuple[str, ...]:
     """The way to a page of MLflow (None: the first): the command to type, if any, and the page's address."""
     shown, path = without_password(tracking_uri), page or ""
     if is_database(tracking_uri):
-        return f"mlflow ui --backend-store-uri {shlex.quote(shown)}", f"{_LOCAL_UI}{path}"
+        return f"{_mlflow()} ui --backend-store-uri {shlex.quote(shown)}", f"{_LOCAL_UI}{path}"
     return (f"{shown.rstrip('/')}{path}" if is_server(tracking_uri) else shown,)
+
+
+def _mlflow() -> str:
+    # ZeroTune may have an environment of its own. An MLflow of the user's might be of a version that refuses the store.
+    own = Path(sys.executable).with_name("mlflow")
+    found = shutil.which("mlflow")
+    return shlex.quote(str(own)) if own.exists() and (found is None or not own.samefile(found)) else "mlflow"
