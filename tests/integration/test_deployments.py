@@ -30,6 +30,8 @@ from prefect_docker.worker import DockerWorker
 from prefect_kubernetes import KubernetesWorker
 
 from zerotune.flows.tune import experiment, tune
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.search.methods import METHODS
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.full_experiment import TrainingArguments
 
@@ -88,8 +90,8 @@ def test_the_form_of_a_flow_shows_every_parameter_with_its_description_and_defau
 
 def test_the_form_offers_the_choices_and_keeps_the_limits() -> None:
     fields = parameter_schema(tune).properties
-    assert fields["method"]["enum"] == ["adaptive", "asha", "binary", "random", "micro_batch"]
-    assert fields["metric"]["enum"] == ["FLOPS_per_gpu", "throughput", "forward", "backward", "latency"]
+    assert fields["method"]["enum"] == list(METHODS)
+    assert fields["metric"]["enum"] == list(SEARCH_METRICS)
     assert fields["start"]["enum"] == ["warm", "cold"]
     assert fields["zero_stages"]["anyOf"][0]["items"]["enum"] == [0, 1, 2, 3]
     assert fields["free_batch"]["type"] == "boolean"

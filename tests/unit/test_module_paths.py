@@ -101,3 +101,11 @@ def test_everything_that_is_imported_from_a_package_is_there() -> None:
                 names = [f"{node.module}.{alias.name}" for alias in node.names if alias.name != "*"]
                 missing |= {f"{path.relative_to(ROOT)}: {name}" for name in names if not resolves(name)}
     assert missing == set()
+
+
+def test_every_file_of_a_room_that_contributing_names_is_there() -> None:
+    """Its table of subjects names files below `trial_lib`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([a-z_]+/[\w/]+(?:\.py|/))`", text)
+    missing = [name for name in named if not any((ROOT / base / name).exists() for base in ("", "trial_lib"))]
+    assert missing == []

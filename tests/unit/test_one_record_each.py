@@ -13,7 +13,7 @@ from zerotune.trial_lib.records import result as search_metrics
 from zerotune.trial_lib.search import methods
 from zerotune.trial_lib.search.methods import RandomSettings
 
-tokens = search_metrics.Metric("tokens_per_second", "tokens/s")
+tokens = search_metrics.Metric("toys_per_second", "toys/s")
 search_metrics.SEARCH_METRICS[tokens.name] = tokens
 toy = methods.Method("toy", "Draws as random does.", "toy_search:ToySearch", RandomSettings)
 methods.METHODS[toy.name] = toy
@@ -31,8 +31,8 @@ from zerotune.trial_lib.study.arguments import StudyArguments
 
 fields = StudyArguments.model_json_schema()["properties"]
 assert "toy" in fields["method"]["enum"], fields["method"]
-assert "tokens_per_second" in fields["metric"]["enum"], fields["metric"]
-told = StudyArguments(command=("python", "train.py"), model_dir="/", method="toy", metric="tokens_per_second")
+assert "toys_per_second" in fields["metric"]["enum"], fields["metric"]
+told = StudyArguments(command=("python", "train.py"), model_dir="/", method="toy", metric="toys_per_second")
 assert told.zero_stages == toy.stages
 """
 REPLAY = """
@@ -55,12 +55,12 @@ from zerotune.trial_lib.report.study_view import leaderboard
 def ended(number, tokens):
     return TrialResult(
         trial_id=f"s-{number}", number=number, purpose=Purpose.SEARCH, config_hash="0" * 16,
-        outcome=Outcome.COMPLETED, metrics={"tokens_per_second": tokens, "throughput": 1.0},
+        outcome=Outcome.COMPLETED, metrics={"toys_per_second": tokens, "throughput": 1.0},
     )
 
 results = {number: ended(number, tokens) for number, tokens in ((1, 10.0), (2, 30.0), (3, 20.0))}
 candidates = {number: Candidate(micro_batch_size=number, slots=1, data_parallel_size=1) for number in results}
-rows = leaderboard(results, candidates, "tokens_per_second")
+rows = leaderboard(results, candidates, "toys_per_second")
 assert [(row.trial, row.value) for row in rows] == [(2, 30.0), (3, 20.0), (1, 10.0)], rows
 """
 TYPED = """
@@ -139,7 +139,7 @@ def test_the_command_line_offers_them() -> None:
     assert "Draws as random does." in shown("toy", "--help")
     tune = " ".join(shown("tune", "--help").split())
     assert "|toy]" in tune
-    assert "tokens_per_second in tokens/s" in tune
+    assert "toys_per_second in toys/s" in tune
     assert "toyrun go" in tune
 
 

@@ -185,7 +185,7 @@ def _here(words: Sequence[str]) -> StartedElsewhere | None:
     program, rest = _name(words[0]), words[1:]
     kind = next((kind for kind in KINDS if program in kind.programs), None)
     is_users_own = words[0].startswith(("./", "../"))
-    if kind is None or is_users_own or (rest and rest[0] in _ABOUT_ITSELF):
+    if kind is None or launcher_of(words) is not None or is_users_own or (rest and rest[0] in _ABOUT_ITSELF):
         return None
     plain = [word for word in rest if not word.startswith("-")][:_MOST_WORDS_BEFORE]
     for spelled in kind.programs[program]:

@@ -59,13 +59,15 @@ class TrialColumn:
     tables: tuple[TrialTable, ...] = ("report", "show", "live", "prefect")
 
 
-_METRIC, _RATE = "metric", "samples/s"
+_METRIC = "metric"
 TRIAL_COLUMNS = (
     TrialColumn("trial", lambda row: f"{row.trial:04d}", "trial"),
     TrialColumn("candidate", lambda row: row.label, "name"),
     # Its heading is the name of the study's metric.
     TrialColumn(_METRIC, lambda row: SEARCH_METRICS[row.metric].shown(row.value), "number"),
-    TrialColumn(_RATE, lambda row: "" if row.throughput is None else quantity(row.throughput, "").rstrip(), "number"),
+    TrialColumn(
+        "samples/s", lambda row: "" if row.throughput is None else quantity(row.throughput, "").rstrip(), "number"
+    ),
     TrialColumn("peak memory", lambda row: "" if row.peak_memory is None else bytes_shown(row.peak_memory), "number"),
     TrialColumn("measured", lambda row: row.measured if row.outcome is Outcome.COMPLETED else ""),
     TrialColumn("outcome", lambda row: row.outcome.value, "outcome"),
@@ -75,10 +77,9 @@ TRIAL_COLUMNS = (
 
 
 def trial_columns(table: TrialTable, metric: str) -> list[TrialColumn]:
-    """The columns of one table. If the metric itself is in samples/s, no second column has them."""
-    shown = [column for column in TRIAL_COLUMNS if table in column.tables]
-    if SEARCH_METRICS[metric].unit == _RATE:
-        shown = [column for column in shown if column.name != _RATE]
+    """The columns of one table. If the metric itself is in samples/s, no second column has them, and so on."""
+    of_metric = SEARCH_METRICS[metric].unit
+    shown = [column for column in TRIAL_COLUMNS if table in column.tables and column.name != of_metric]
     return [replace(column, name=metric) if column.name == _METRIC else column for column in shown]
 
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from zerotune.flows.command_line import cli
 from zerotune.flows.options import LONGEST_LINE, Section, TypedCommand, line_of, spread_lists
+from zerotune.trial_lib.search.methods import METHODS
 
 
 def in_section(section: Section) -> set[str]:
@@ -20,7 +21,7 @@ def test_each_command_is_in_its_section() -> None:
     assert in_section(Section.TUNE) == {"tune", "micro-batch", "plan", "resume", "show", "estimate"}
     assert in_section(Section.TRAIN) == {"train"}
     assert in_section(Section.SERVERS) == {"up", "down", "doctor", "sync"}
-    assert in_section(Section.METHODS) == {"adaptive", "asha", "binary", "random"}
+    assert in_section(Section.METHODS) == {method.name for method in METHODS.values() if method.confirms_winner}
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
