@@ -41,8 +41,8 @@ def test_where_loss_scaling_skips_other_steps_trainings_that_are_alike_agree(tri
     own, other = courses
     assert len(own.skipped[0]) < len(other.skipped[0])
     found = compare(own, other)
-    assert found.agrees, found.said
-    assert "then the loss scaling skips other steps" in found.said
+    assert found.agrees, found.sentence
+    assert "then the loss scaling skips other steps" in found.sentence
     assert not compare(*(dataclasses.replace(course, skipped=()) for course in courses)).agrees
 
 
@@ -109,5 +109,5 @@ def test_a_batch_cut_otherwise_rounds_otherwise_in_16_bits_and_agrees_all_the_sa
             LossCourse(candidate, plan.ds_config, [result.losses], [result.initial_weights], program.formats)
         )
     found = compare(*courses)
-    assert found.agrees, found.said
-    assert found.said == "the losses of the first 8 steps agree"
+    assert found.agrees, found.sentence
+    assert found.sentence == "the losses of the first 8 steps agree"

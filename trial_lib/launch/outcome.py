@@ -1,6 +1,7 @@
 """The outcome of a trial, from the records and logs of its ranks."""
 
 import contextlib
+import json
 import re
 import signal
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.processes.supervisor import CANCEL, DEADLINE, REPLACED, STOPPED
@@ -368,8 +369,9 @@ MEASUREMENT, FAILURE, PROGRAM = TypeAdapter(Measurement), TypeAdapter(RankFailur
 
 def read_record(path: Path, kind: TypeAdapter[_RecordT]) -> _RecordT | None:
     """Returns the content of a file that a rank writes as JSON. None if it is missing or damaged."""
-    with contextlib.suppress(OSError, ValidationError):
-        return kind.validate_json(path.read_bytes())
+    # Python's own reader takes a name of a file that is no UTF-8, as a rank has written it.
+    with contextlib.suppress(OSError, ValueError):
+        return kind.validate_python(json.loads(path.read_bytes()))
     return None
 
 

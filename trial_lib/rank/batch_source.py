@@ -160,7 +160,8 @@ def values_read(names: Iterable[str]) -> dict[str, bool | int | float | str]:
     for name in names:
         value = _values.get(with_underscores(name))
         plain = value.value if isinstance(value, Enum) else value
-        if isinstance(plain, (bool, int, float, str)):
+        # A record that is read back holds integers of 64 bits.
+        if isinstance(plain, (bool, float, str)) or (isinstance(plain, int) and abs(plain) < 2**63):
             found[name] = plain
     return found
 

@@ -119,7 +119,9 @@ class ProgramFacts:
         self.note(settled=memory.settled(engine))
         self.note_formats(memory.formats(engine))
         self.note_varied(varied or {})
-        self.note(options={name: option.value for option in reversed([*options_read()]) for name in option.names})
+        # A record that is read back holds integers of 64 bits.
+        read = [option for option in reversed([*options_read()]) if abs(option.value) < 2**63]
+        self.note(options={name: option.value for option in read for name in option.names})
         self._note_adam(engine)
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
         accumulation = int(engine.gradient_accumulation_steps())

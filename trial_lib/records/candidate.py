@@ -27,20 +27,28 @@ Seconds = Annotated[float, Field(gt=-(2.0**37), lt=2.0**37, allow_inf_nan=False)
 """A duration, or seconds since the epoch, that a calendar can show."""
 
 
-def _bound(schema: Any) -> None:
+def _bounded(schema: Any) -> Any:
+    """A schema of pydantic's whose integers have at most 64 bits, because a file that is read back may hold any."""
     parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
     for part in parts:
-        _bound(part)
+        _bounded(part)
     if isinstance(schema, dict) and schema.get("type") == "int":
         if "gt" not in schema:
             schema.setdefault("ge", -_LARGEST)
         if "lt" not in schema:
             schema.setdefault("le", _LARGEST)
+    return schema
+
+
+_USERS_OWN = ("ds_config", "settled")  # keys of a configuration, in which DeepSpeed takes any integer
 
 
 def within_bounds(plain: Any) -> Any:
     """For a dataclass that is read back, as `FrozenRecord` does it. ValueError: an integer has more than 64 bits."""
-    parts = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ()
+    if isinstance(plain, dict):
+        parts = [value for key, value in plain.items() if key not in _USERS_OWN]
+    else:
+        parts = plain if isinstance(plain, list) else []
     for part in parts:
         within_bounds(part)
     if isinstance(plain, int) and abs(plain) > _LARGEST:
@@ -55,10 +63,7 @@ class FrozenRecord(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Bounds the integers of all fields, because a file that is read back may contain any."""
-        schema = handler(source)
-        _bound(schema)
-        return schema
+        return _bounded(handler(source))
 
 
 class Candidate(FrozenRecord):

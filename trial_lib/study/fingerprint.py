@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 from pydantic import Field
 
+from zerotune.trial_lib.deepspeed_config.overrides import setting_at
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.config import keys_without_effect
 from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.messages.files import write_whole
@@ -148,6 +150,8 @@ def _submitted(experiment: Experiment) -> dict[str, str]:
     # The values of the YAML, without those that are only for people and without DeepSpeed's.
     config = experiment.config.model_dump(mode="json", exclude_none=True, exclude={"name", "description", "labels"})
     config["hyperparameters"].pop("deepspeed_config", None)
+    data = experiment.document.data
+    config |= {key: setting_at(data, key) for key in keys_without_effect(data)}
     # A secret may also be elsewhere, without a name that gives it away.
     secrets = KnownSecrets.of_experiment(experiment)
     return {name: secrets.hide(value) for name, value in _flat(redact(config), "").items()}

@@ -335,9 +335,13 @@ class FullExperiment(OpenRun[FullExperimentRecord, FullExperimentPaths]):
             bootstrap.command(program.interpreter, module, folder),
             env=program.environment,
             text=True,
-            stdout=subprocess.PIPE,
-            check=True,
+            capture_output=True,
+            check=False,
+            start_new_session=True,  # Ctrl-C is for this process
         )
+        if asked.returncode:
+            words = asked.stderr.strip().splitlines() or [f"it ended with {asked.returncode}"]
+            raise RuntimeError(f"the newest checkpoint in {folder} could not be found out: {words[-1]}")
         *damaged, newest = asked.stdout.splitlines()
         for note in damaged:
             self.log.warning(note)

@@ -214,13 +214,7 @@ def resume_study(root: Path) -> OpenStudy:
             )
         # No trial is left to run, so a fork server has nothing to do.
         arguments = arguments.model_copy(update={"start": "cold"})
-    setup = kept_setup(record.study_id, arguments, paths, read_wrapper(paths))
-    if setup.experiment.ds_config != record.ds_config:
-        raise InputError(
-            "the DeepSpeed configuration has changed since the study began.",
-            where=str(setup.experiment.model_dir),
-            remedy="Put it back, or start a new study.",
-        )
+    setup = kept_setup(record.study_id, arguments, paths, read_wrapper(paths), record.ds_config)
     is_over = record.status is StudyStatus.COMPLETED
     changed = "" if is_over else _changes(fingerprint_in(paths), fingerprint_of(setup))
     study = _open(record, _with_notes(setup, after=changed), default_tracking_uri(work_dir_of(paths.root)))

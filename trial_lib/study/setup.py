@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.device.this_host import kind_of, this_host
@@ -118,10 +119,18 @@ def new_setup(
     return StudySetup.now(study_id, time.time(), experiment, arguments, paths, host)
 
 
-def kept_setup(study_id: str, arguments: StudyArguments, paths: StudyPaths, wrapper: Sequence[str]) -> StudySetup:
+def kept_setup(
+    study_id: str, arguments: StudyArguments, paths: StudyPaths, wrapper: Sequence[str], ds_config: dict[str, Any]
+) -> StudySetup:
     """The setup of a study that has its folder. Raises InputError if the experiment or this host does not fit."""
     keep_secret(KnownSecrets.of_study(paths))
     experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include, wrapper=wrapper)
+    if experiment.ds_config != ds_config:
+        raise InputError(
+            "the DeepSpeed configuration has changed since the study began.",
+            where=str(experiment.model_dir),
+            remedy="Put it back, or start a new study.",
+        )
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
     experiment = replace(experiment, notes=(*experiment.notes, *host.notes))

@@ -1,9 +1,10 @@
 import dataclasses
+import json
 import re
 
 import pytest
 
-from zerotune.trial_lib.launch.outcome import RankRecord, classify, is_from_outside
+from zerotune.trial_lib.launch.outcome import FAILURE, RankRecord, classify, is_from_outside, read_record
 from zerotune.trial_lib.launch.rank_starter import ProcessesEnd
 from zerotune.trial_lib.messages.measurement import Measurement, RankFailure
 from zerotune.trial_lib.records.result import Outcome
@@ -281,3 +282,11 @@ def test_a_rank_on_another_kind_of_device_says_so_in_full():
     sentence = "the devices: the program trains on `xpu`. " + "Set DS_ACCELERATOR=cpu. " * 20
     died = rank(failure=failure("OtherDeviceError", sentence, in_initialize=True, elsewhere=True))
     assert ended([died]) == ("invalid", f"{sentence.rstrip()} Log: rank0.log")
+
+
+def test_a_failure_that_names_a_file_which_is_no_utf_8_is_read(tmp_path):
+    record = tmp_path / "failure.json"
+    record.write_text(json.dumps({"type": "OSError", "message": "caf\udce9.txt", "elsewhere": True}))
+    found = read_record(record, FAILURE)
+    assert found is not None
+    assert found.elsewhere

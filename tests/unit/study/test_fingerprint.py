@@ -253,3 +253,8 @@ def test_of_many_changes_the_rest_is_counted(submitted: Submitted) -> None:
     changes = submitted.fingerprint().changes_since(before)
     assert len(changes) == 9
     assert changes[-1] == "and 4 more"
+
+
+def test_keys_that_have_no_effect_here_belong_to_it(submitted: Submitted) -> None:
+    submitted.config.write_text(submitted.config.read_text() + "workspace: w\nresources: {resource_pool: a100}\n")
+    assert {"workspace", "resources.resource_pool"} <= submitted.fingerprint().configuration.keys()

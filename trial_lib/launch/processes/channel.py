@@ -109,7 +109,8 @@ class Question:
                     self._process.communicate(timeout=_KILLED_S)
                 raise TimeoutError from None
             text = self._answer.read()
-        if self._process.returncode or not text:
+        # A library may abort the process at its exit, after the answer.
+        if not text:
             raise NoAnswerError((words.strip().splitlines() or [f"it ended with {self._process.returncode}"])[-1])
         return json.loads(text)
 
