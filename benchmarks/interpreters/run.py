@@ -3,7 +3,7 @@
     python3.12 benchmarks/interpreters/run.py --program python3.10 --torch 2.4.1 --deepspeed 0.16.9 --folder /tmp/seen
 
 makes two environments below the folder, unless they are there: `zt` of the Python that runs this script, with ZeroTune
-and what it needs but torch and DeepSpeed, and `prog` of the program's Python, with torch and DeepSpeed alone. Then it
+and what it needs, and `prog` of the program's Python, with torch and DeepSpeed alone. Then it
 tunes `examples/hello_deepspeed` with the program's environment active, and adds a line to `--out`. Only the standard
 library is imported here, so any Python 3.11 or later runs it.
 """
@@ -11,13 +11,10 @@ library is imported here, so any Python 3.11 or later runs it.
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import tomllib
 
 ROOT = Path(__file__).parents[2]
 ASKS = "import json, sys, importlib.util as u; from importlib.metadata import version as v; print(json.dumps({"
@@ -57,9 +54,7 @@ def made(options: argparse.Namespace) -> tuple[Path, Path]:
         subprocess.run([*pip, "--no-build-isolation", f"deepspeed=={options.deepspeed}"], check=True, env=without_ops)
     if not own.exists():
         subprocess.run([sys.executable, "-m", "venv", own], check=True)
-        needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-        needed = [each for each in needed if not re.match(r"(torch|deepspeed)\b", each)]
-        subprocess.run([own / "bin" / "pip", "install", "-q", *needed], check=True)
+    subprocess.run([own / "bin" / "pip", "install", "-q", ROOT], check=True)
     subprocess.run([own / "bin" / "pip", "install", "-q", "--no-deps", "--force-reinstall", ROOT], check=True)
     return own / "bin", program / "bin"
 
@@ -79,17 +74,19 @@ def tuned(own: Path, program: Path, folder: Path) -> dict[str, object]:
         [own / "zerotune", "tune", "--json", "--free-batch", "--max-trials=6", "--max-minutes=15", "--", *command],
         cwd=code,
         env={**os.environ, "PATH": f"{program}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(program.parent)},
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )
     told = json.loads(answer.stdout) if answer.stdout.strip() else {}
+    print(*answer.stderr.splitlines()[-15:], sep="\n", file=sys.stderr)
     study = next((code / "zerotune-studies").iterdir())
     results = [json.loads(path.read_text()) for path in sorted(study.glob("trials/*/result.json"))]
     return {
         "exit": answer.returncode,
         "outcomes": sorted(each["outcome"] for each in results),
-        "speedup": told.get("speedup"),
+        "gain": told.get("gain"),
+        "gain_interval": told.get("gain_interval"),
     }
 
 

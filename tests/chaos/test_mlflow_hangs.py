@@ -35,6 +35,7 @@ def checked(zerotune: Zerotune, returncode: int, said: str) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_server_that_hangs_from_the_beginning_holds_nothing_up_and_the_study_says_how_to_send_it(
     tmp_path: Path, home: Path

@@ -89,6 +89,7 @@ class _Healthy(http.server.BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_study_goes_on_without_a_server_that_hangs_right_after_its_health_check(tmp_path: Path, home: Path) -> None:
     zerotune = Zerotune(tmp_path, home, program=FITS)

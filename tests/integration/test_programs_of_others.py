@@ -300,6 +300,7 @@ def test_flags_that_are_not_mapped_let_no_other_run_and_every_place_says_so(desk
 
 
 @STUDY
+@pytest.mark.long
 def test_a_batch_that_all_ranks_divide_is_counted_by_what_arrives_at_each(desk: Desk) -> None:
     typed = desk.at("split_batches")
     # It is no global batch, because it has no accumulation in it.

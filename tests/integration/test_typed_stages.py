@@ -273,6 +273,7 @@ def expect_typed_at_every_stage(way: Way, folder: Path) -> None:
             expect_typed(trials, way, folder, stage)
 
 
+@pytest.mark.long
 def test_a_model_that_is_read_before_the_process_group_exists_trains_at_stage_3(tmp_path: Path) -> None:
     need(2)
     folder = tmp_path / "program"

@@ -20,19 +20,13 @@ PACKAGES = ("flows", "tasks", "trial_lib")
 OWN = [ROOT / "zerotune" / name for name in ("__init__.py", "__main__.py", "api.py", "alias/__init__.py")]
 
 # A budget: it may only fall, until something is worth the room that it takes.
-MAX_LINES = 69_421
-MAX_FILES = {"flows": 19, "tasks": 6, "trial_lib": 257}
+MAX_LINES = 69_297
+MAX_FILES = {"flows": 18, "tasks": 6, "trial_lib": 215}
 MAX_IMPORTED = 20
 # These import more of our modules than that. A number may only fall.
 IMPORT_MORE = {
-    "zerotune.flows.tune": 27,
-    "zerotune.flows.tuning": 22,
-    "zerotune.tasks.results": 21,
-    "zerotune.trial_lib.report.read_study": 22,
+    "zerotune.trial_lib.report.read_study": 21,
     "zerotune.trial_lib.study.open_full_experiment": 25,
-    "zerotune.trial_lib.study.open_study": 27,
-    "zerotune.trial_lib.study.program": 21,
-    "zerotune.trial_lib.study.training_command": 21,
 }
 # Processes of their own: nothing imports them, or what starts them names their file.
 ENTRIES = {

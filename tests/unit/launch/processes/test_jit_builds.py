@@ -94,6 +94,7 @@ def test_a_process_says_that_it_waits_for_another_that_builds(op: Op) -> None:
     assert (building.returncode, ONCE in printed.splitlines()) == (0, True), errors
 
 
+@pytest.mark.long
 def test_a_build_is_taken_from_torch_s_own_folder_and_left_there(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     home = op.folder / "home"
     monkeypatch.setenv("HOME", str(home))
