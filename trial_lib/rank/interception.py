@@ -474,6 +474,15 @@ def end_at_unbuilt_ops() -> None:
             run(build_directory, *arguments, **options)
 
         put(module, "_run_ninja_build", run_if_built)
+        load = module._import_module_from_library
+
+        def load_if_built(name: str, path: str, *arguments: Any, **options: Any) -> Any:
+            # torch has waited here for another rank, which would have built it and has not.
+            if _Loads.now is not None and not Path(path, f"{name}.so").exists():
+                raise OpNotBuiltError(_Loads.now)
+            return load(name, path, *arguments, **options)
+
+        put(module, "_import_module_from_library", load_if_built)
 
     def follow_loads(module: ModuleType) -> None:
         load = module.OpBuilder.jit_load

@@ -286,7 +286,11 @@ REPLACED = (
         "torch.optim.adam: Adam.__init__",
         "torch.optim.adamw: AdamW.__init__",
     ),
-    _replaced("torch", "Builds of extensions are timed.", "torch.utils.cpp_extension: _jit_compile _run_ninja_build"),
+    _replaced(
+        "torch",
+        "Builds of extensions are timed.",
+        "torch.utils.cpp_extension: _import_module_from_library _jit_compile _run_ninja_build",
+    ),
     _replaced(
         "torch",
         "Activations that the program recomputes are noted.",
