@@ -71,7 +71,7 @@ def tuned(own: Path, program: Path, folder: Path) -> dict[str, object]:
     shutil.copytree(ROOT / "examples" / "hello_deepspeed", code)
     command = ["torchrun", "--nproc_per_node=2", "train.py", "--deepspeed_config", "ds_config_cautious.json"]
     answer = subprocess.run(
-        [own / "zerotune", "tune", "--json", "--free-batch", "--max-trials=6", "--max-minutes=15", "--", *command],
+        [own / "zerotune", "tune", "--json", "--max-trials=4", "--max-minutes=10", "--", *command],
         cwd=code,
         env={**os.environ, "PATH": f"{program}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(program.parent)},
         capture_output=True,
