@@ -69,7 +69,8 @@ def test_the_winner_is_trained_at_full_length(command: Zerotune, ended: subproce
     finished = json.loads(paths.finished.read_text())
     assert record["status"] == "completed", record["reason"]
     assert record["ds_config"] == json.loads(command.study.paths.best_ds_config.read_text())
-    samples = record["ds_config"]["train_batch_size"]
+    config = record["ds_config"]  # of one replica; the answer leaves the global batch to DeepSpeed
+    samples = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
     assert finished["batches"] == 2 * 64 // samples
     assert (paths.checkpoints / finished["best_checkpoint"] / "manifest.json").exists()
 
