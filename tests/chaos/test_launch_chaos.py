@@ -119,8 +119,7 @@ def test_a_guard_takes_no_time_from_its_ranks_while_they_train(trials):
     guard = psutil.Process(ranks_of(running)[0]).parent()
     woken = guard.num_ctx_switches().voluntary
     time.sleep(1)
-    # Twice for the logs' sizes, and once in two seconds for ranks that were stopped.
-    assert guard.num_ctx_switches().voluntary - woken <= 3
+    assert guard.num_ctx_switches().voluntary - woken <= 2
     running.cancel()
     assert running.result().outcome == "cancelled"
 

@@ -140,5 +140,5 @@ def test_an_older_sqlalchemy_refuses_what_it_cannot_open_and_takes_the_rest(
 def test_in_an_environment_of_its_own_the_command_names_zerotunes_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Path(sys.executable).with_name("mlflow")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    command, _ = ways_to("sqlite:////work/mlflow.db", None)
-    assert command == f"{own} ui --backend-store-uri sqlite:////work/mlflow.db"
+    command, _ = ways_to("sqlite:////data/mlflow.db", None)
+    assert command == f"{own} ui --backend-store-uri sqlite:////data/mlflow.db"
