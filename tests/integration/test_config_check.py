@@ -167,13 +167,17 @@ def test_a_study_resumed_under_a_deepspeed_that_refuses_is_kept(tmp_path: Path, 
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
-        "import importlib.abc, sys\n"
+        "import importlib.abc, importlib.machinery, sys\n"
         "class Finder(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'deepspeed.runtime.config':\n"
-        "            sys.meta_path.remove(self)\n"
-        "            import deepspeed.runtime.config as module\n"
-        "            module._REMOVED_TOP_LEVEL_CONFIG_KEYS['optimizer'] = 'Optimizers has been removed.'\n"
+        "            spec = importlib.machinery.PathFinder.find_spec(name, path)\n"
+        "            whole = spec.loader.exec_module\n"
+        "            def exec_module(module):\n"
+        "                whole(module)\n"
+        "                module._REMOVED_TOP_LEVEL_CONFIG_KEYS['optimizer'] = 'Optimizers has been removed.'\n"
+        "            spec.loader.exec_module = exec_module\n"
+        "            return spec\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
     root = zerotune.study.paths.root

@@ -181,9 +181,9 @@ def test_an_experiment_of_determined_is_tuned_unchanged(tmp_path: Path, home: Pa
     zerotune = Zerotune(tmp_path, home)
     shutil.rmtree(zerotune.model)
     shutil.copytree(ANY, zerotune.model, ignore=shutil.ignore_patterns("__pycache__"))
-    # Little memory: no trial takes batches of thousands.
+    # Little memory: no trial takes batches of thousands. Two processes of one size differ by some 10 %.
     text = (ANY / "deepspeed.yaml").read_text()
-    zerotune.config.write_text(text.replace("slots_per_trial: 2", "slots_per_trial: 2\n  memory_per_slot: 560 MiB"))
+    zerotune.config.write_text(text.replace("slots_per_trial: 2", "slots_per_trial: 2\n  memory_per_slot: 700 MiB"))
     zerotune.environment["PREFECT_API_URL"] = server.api_url
     ended = zerotune.run("random", "--max-trials", "4", "--run-full-experiment", "--json", timeout=280)
     assert ended.returncode == 0, ended.stderr

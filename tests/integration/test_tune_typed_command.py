@@ -35,12 +35,12 @@ def test_a_command_is_tuned_as_it_is_typed(tmp_path: Path, home: Path) -> None:
         line = next(line for line in Path(result.logs[0]).read_text().splitlines() if line.startswith("arguments "))
         # The user's configuration runs as it was typed.
         as_typed = result.purpose is Purpose.SUBMITTED
-        config = "ds_config.json" if as_typed else str(study.paths.trial(result.number).ds_config)
-        assert json.loads(line[len("arguments ") :]) == [
-            "--local_rank=0",
-            *("--deepspeed_config", config, "--largest_micro_batch", "8", "--"),
-            *ARGUMENTS,
-        ]
+        local_rank, option, config, *rest = json.loads(line[len("arguments ") :])
+        assert (local_rank, option) == ("--local_rank=0", "--deepspeed_config")
+        # The study stands within the program's folder, of which a trial sees a layer: its records are beside that.
+        own_config = "ds_config.json" if as_typed else f"records/{result.number:04d}/ds_config.json"
+        assert config == own_config if as_typed else config.endswith(f"/{own_config}")
+        assert rest == ["--largest_micro_batch", "8", "--", *ARGUMENTS]
 
     change = f"in the command: ds_config.json -> {study.paths.trial(0).ds_config}"
     assert ended.stderr.count("in the command: ") == 1
