@@ -38,8 +38,8 @@ from zerotune.trial_lib.study.confirm import (
     starting_from,
     write_answer,
 )
-from zerotune.trial_lib.study.confirmation import Confirmed
 from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.finding import Confirmed
 from zerotune.trial_lib.study.full_experiment import FullExperiment
 from zerotune.trial_lib.study.limits import size_limit
 from zerotune.trial_lib.study.profile_report import model_notes, program_notes, report_profile

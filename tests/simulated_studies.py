@@ -170,6 +170,7 @@ class Experiment:
             memory=Memory(peak=[peak], after_initialize=[10_000_000]),
             profile=self.profile if plan.purpose is Purpose.PROFILE else None,
             versions=self.versions,
+            losses=[3.0, 2.9, 2.8],
             phases={"steps": 1.0},
             started_at=float(next(self._clock)),
         )

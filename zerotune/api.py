@@ -23,8 +23,8 @@ from zerotune.trial_lib.records.candidate import FrozenRecord
 from zerotune.trial_lib.records.folders import FullExperimentRecord, StudyStatus
 from zerotune.trial_lib.records.step_account import StepAccount
 from zerotune.trial_lib.report.study_view import LeaderboardRow
-from zerotune.trial_lib.study.confirmation import Finding
 from zerotune.trial_lib.study.earlier import SinceLast
+from zerotune.trial_lib.study.finding import Finding
 
 # The child ends in order when the caller's process is killed (PR_SET_PDEATHSIG).
 _START = (

@@ -15,8 +15,9 @@ import yaml
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.study.arguments import StudyArguments
-from zerotune.trial_lib.study.confirmation import Confirmation, Contender, Finding
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender
 from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.finding import Finding
 from zerotune.trial_lib.study.open_study import new_study
 from zerotune.trial_lib.study.runner import Work
 
@@ -40,18 +41,21 @@ def measure(driver: StudyDriver, candidate: Candidate) -> TrialResult:
     return result
 
 
-def confirm(driver: StudyDriver, reading: TrialResult, search_seconds: float) -> Finding:
-    """Confirms one configuration as if it were two."""
+def confirm(driver: StudyDriver, reading: TrialResult, search_seconds: float) -> tuple[Finding, list[float]]:
+    """Confirms one configuration as if it were two. Also returns the seconds of a sample of each trial, in order."""
     candidate = driver.state.candidates[reading.number]
     config = candidate.complete(driver.known.base_config)
     own, twin = (
         Contender(candidate.model_copy(), config, replace(reading, config_hash=name)) for name in ("own", "twin")
     )
     confirmation = Confirmation(own, [twin], METRIC, driver.setup.device, search_seconds)
+    seconds = []
     while (asked := confirmation.next) is not None:
         key = "own" if asked is own.candidate else "twin"
-        confirmation.tell(replace(measure(driver, candidate), config_hash=key))
-    return confirmation.finding()
+        result = measure(driver, candidate)
+        seconds.append(1.0 / result.metrics[METRIC])
+        confirmation.tell(replace(result, config_hash=key))
+    return confirmation.finding(), seconds
 
 
 def main() -> None:
@@ -75,11 +79,12 @@ def main() -> None:
             assert isinstance(reading, TrialResult)
             for number in range(arguments.confirmations):
                 begun = time.monotonic()
-                finding = confirm(driver, reading, arguments.search_seconds)
+                finding, readings = confirm(driver, reading, arguments.search_seconds)
                 (twin,) = finding.candidates
                 gain = None if twin.gain is None else (twin.gain.value, twin.gain.low, twin.gain.high)
                 told = {"verdict": twin.verdict, "gain": gain, "rounds": finding.rounds, "losses": twin.losses}
-                found.append({**told, "quantity": finding.quantity, "seconds": time.monotonic() - begun})
+                told |= {"more_rounds": finding.more_rounds, "seconds": time.monotonic() - begun}
+                found.append({**told, "seconds_a_sample": readings})
                 print(number, found[-1], flush=True)
                 write(found)
         finally:

@@ -1,5 +1,6 @@
 """Ratios with intervals: of rounds that measured both things, and of two studies."""
 
+import functools
 import itertools
 import math
 import statistics
@@ -7,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
+@functools.cache
 def t_quantile(probability: float, degrees: int) -> float:
     """Returns the quantile of Student's t distribution.
 
@@ -53,9 +55,6 @@ class Ratio:
         """Half the interval's width, as a share of the value."""
         return (self.high - self.low) / 2.0 / self.value
 
-    def overlaps(self, other: "Ratio") -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: float) -> dict[str, Ratio]:
     """Returns the ratio of everything else to the reference, by name.
@@ -81,6 +80,30 @@ def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: floa
             half = t_quantile(1.0 - error / 2.0, (len(logs) - 1) * (count - 1)) * math.sqrt(variance / count)
         found[name] = Ratio(math.exp(mean), _exp(mean - half), _exp(mean + half))
     return found
+
+
+def chance_to_tell(gain: Ratio, rounds: int, later: int, others: int, error: float, worth: float) -> float:
+    """Returns the probability that after more rounds the interval of a gain is above 1, or below a gain of any worth.
+
+    It follows from the effect and the noise that these rounds have shown, and from nothing known beforehand.
+
+    Args:
+        gain: of `rounds` rounds, at least two.
+        later: the number of all rounds then.
+        others: how many things are compared with the reference.
+        error: of the interval, now and then.
+    """
+    freedom = others * (rounds - 1)
+    value, deviation = math.log(gain.value), math.log(gain.high / gain.value) / t_quantile(1.0 - error / 2.0, freedom)
+    deviation *= math.sqrt(rounds)  # of a single round
+    half = t_quantile(1.0 - error / 2.0, others * (later - 1)) * deviation / math.sqrt(later)
+    between = deviation * math.sqrt(1 / rounds - 1 / later)  # this mean and the later one
+
+    def above(bound: float) -> float:
+        angle = math.atan2(value - bound, between * math.sqrt(freedom))
+        return (1.0 + math.copysign(_central_probability(abs(angle), freedom), angle)) / 2.0
+
+    return min(1.0, above(half) + 1.0 - above(math.log(worth) - half))
 
 
 def geometric_mean(values: Sequence[float], error: float) -> Ratio:

@@ -86,18 +86,14 @@ _ONCE = "one measurement, not confirmed"
 NONE_FASTER_ONCE = f"No configuration was faster than yours ({_ONCE})."
 NONE_FASTER_BEYOND_NOISE = "No configuration was faster than yours beyond the noise."
 NONE_FASTER_ALIKE = "No configuration that trains as yours does was faster than yours."
-PROCESSOR_TIME = " in processor time"
 NONE_FOUND = "No configuration was found."
 NOTHING_CONFIRMED = "Nothing could be measured a second time."
 NONE_CONFIRMED = "Of the configurations that may be faster than yours ({}) none could be measured a second time."
 
 
-def gain_line(
-    gain: float, name: str = "", interval: tuple[float, float] | None = None, error: float = 0.05, by: str = ""
-) -> str:
+def gain_line(gain: float, name: str = "", interval: tuple[float, float] | None = None, error: float = 0.05) -> str:
     """Returns the answer of a study with a faster configuration. The interval, which misses the true gain with the
-    probability `error`, is None for a gain from one measurement each. `by` is `PROCESSOR_TIME` if that was compared,
-    and not the clock.
+    probability `error`, is None for a gain from one measurement each.
 
     Example:
         >>> gain_line(2.534, "ZeRO 0, micro-batch 64, accumulation 2", (2.185, 2.919))
@@ -107,7 +103,7 @@ def gain_line(
     if interval is not None:
         low, high = interval
         sure = f"{confidence_level(error)} {low:.2f} to {high:.2f}"
-    return f"{gain:.2f}x faster than your configuration{by} ({sure}){name and f': {name}'}"
+    return f"{gain:.2f}x faster than your configuration ({sure}){name and f': {name}'}"
 
 
 def confidence_level(error: float) -> str:

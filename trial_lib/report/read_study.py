@@ -46,7 +46,7 @@ from zerotune.trial_lib.report.study_view import (
 )
 from zerotune.trial_lib.search.knobs import get_knob, leaves
 from zerotune.trial_lib.search.zero_settings import arm_label
-from zerotune.trial_lib.study.confirmation import Confirmed, Estimate, Finding
+from zerotune.trial_lib.study.finding import Confirmed, Estimate, Finding
 from zerotune.trial_lib.study.folder import read_own_text, read_record
 from zerotune.trial_lib.study.history import StudyState, read_history, waiting_trials
 from zerotune.trial_lib.study.open_search import foreseen_in

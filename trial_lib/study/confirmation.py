@@ -2,18 +2,16 @@
 
 The best of many readings is the luckiest one, so the promised gain is measured again. Each contender is measured once a
 round, alone and in fresh processes, in another order each round. After some rounds (`_LOOKS`) the intervals are looked
-at. The confirmation ends when the best candidate has separated from the user's configuration, or when the rounds are
-over. They may cost half of the search's time (or a minute), with at least `_LEAST_ROUNDS` and at most `_MOST_ROUNDS`
-rounds.
+at. The confirmation ends when the best candidate has separated from the user's configuration, when it surely brings
+less than 2 %, when the rounds that are left would hardly tell, or when they are over. They may cost half of the
+search's time (or a minute), with at least `_LEAST_ROUNDS` and at most `_MOST_ROUNDS` rounds.
 
 Two equal contenders may be called different in at most 5 of 100 confirmations. So the error of the intervals is divided
 by the number of looks and of candidates (Bonferroni).
 
-On a CPU `throughput` and `FLOPS_per_gpu` are compared by the processor time of a sample. It varies by 2 to 3 % from
-process to process, and the wall clock by 13 % and more. Both are the same while the training computes. If it waits, for
-a disk say, the two intervals do not meet. Then the wall clock decides. It also decides if a candidate's data loader has
-other workers, because their processor time is not the rank's. A candidate that is no faster by the wall clock is not
-chosen either.
+Everything is compared by the clock, because that is what a training costs. On a shared machine the clock varies much,
+and the interval is as wide. If the rounds do not tell, the finding has how many more probably would. On a CPU the
+processor time varies less. If it surely says something else than the clock, a note says what.
 
 A configuration that ran in the search may run out of memory in another process. A CPU's resident memory varies by some
 10 % from process to process. If a heat has lost all its candidates that way, the next heat prefers those that filled
@@ -21,202 +19,29 @@ clearly less of their memory.
 """
 
 import math
-import re
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.device_watch import unusual_reasons
 from zerotune.trial_lib.messages.measurement import TRACE
-from zerotune.trial_lib.messages.statistics import Ratio, geometric_mean, ratios_to
-from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
-from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence, without_log
+from zerotune.trial_lib.messages.statistics import Ratio, chance_to_tell, geometric_mean, ratios_to
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.records.switches import other_switches
-from zerotune.trial_lib.records.units import (
-    NONE_CONFIRMED,
-    NONE_FASTER,
-    NONE_FASTER_ALIKE,
-    NONE_FASTER_BEYOND_NOISE,
-    NOTHING_CONFIRMED,
-    PROCESSOR_TIME,
-    confidence_level,
-    gain_line,
-    interval,
-    name_of,
-    percent,
+from zerotune.trial_lib.records.units import name_of
+from zerotune.trial_lib.study.finding import (
+    MOST_FORESEEN,
+    ConfirmationVerdict,
+    Confirmed,
+    Estimate,
+    Finding,
+    learning_rate_advice,
+    micro_batch_advice,
 )
 from zerotune.trial_lib.study.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
-
-# A free batch changes the training: less than this is not worth the thought.
-_WORTH_SAYING = 1.05
-
-ConfirmationVerdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
-
-
-class Estimate(FrozenRecord):
-    """A geometric mean over fresh processes, with the ends of its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def times(self) -> str:
-        """A gain in short, such as `1.83x (1.79 to 1.87)`."""
-        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
-
-
-class Confirmed(FrozenRecord):
-    """One configuration that was measured again."""
-
-    name: str  # its name in a sentence, such as `ZeRO 2, micro-batch 24`
-    trials: tuple[int, ...]  # the numbers of its confirming trials, in their order
-    number: int | None  # the trial with the median. None if no trial completed.
-    metrics: dict[str, float]  # the median of each metric over the completed trials, which a training can expect
-    value: Estimate | None = None  # the study's metric. None if fewer than two trials completed.
-    # How many times better it is than the user's configuration. None if there is nothing to compare.
-    gain: Estimate | None = None
-    clock_gain: Estimate | None = None  # the same by the metric itself, if another quantity decides
-    verdict: ConfirmationVerdict  # `own` for the user's configuration, `uncompared` if that has no measurement
-    reason: str = ""  # why it failed. Empty otherwise.
-    losses: str = ""  # how its losses compare with those of the user's configuration
-
-
-class Finding(FrozenRecord):
-    """The result of a study's last step."""
-
-    metric: str  # the metric that the study optimises
-    quantity: str  # the quantity that was compared, in words
-    rounds: int  # how many rounds were run. In each one every contender was measured once, in a fresh process.
-    error: float  # the probability that any of the intervals misses the true value
-    own: Confirmed | None  # the user's configuration. None if it was not measured.
-    candidates: tuple[Confirmed, ...]  # the others, best first
-    winner: Confirmed | None  # the configuration to train with. None if no configuration could be measured again.
-    advice: str = ""  # on the learning rate and on the code, if the winner has another batch. Empty otherwise.
-    # The expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
-    freeing: str = ""
-    in_code: str = ""  # a change that the winner needs in the code. Empty if none.
-    # Configurations that were not tried because two trials had failed alike, a sentence each
-    left_out: tuple[str, ...] = ()
-    instead: str = ""  # why the metric is not the requested one. Empty if it is.
-    left_unmeasured: str = ""  # what the measurement of the user's configuration leaves out. Empty if nothing.
-    others: str = ""  # how many of the other configurations could not be measured, and why. Empty if all were.
-    on_devices: tuple[str, ...] = ()  # differences between devices that may have influenced the trials, a sentence each
-
-    @property
-    def sentence(self) -> str:
-        """The answer in one line."""
-        if self.winner is None:
-            is_own = self.own is not None and self.own.verdict == "own"
-            return NONE_CONFIRMED.format(len(self.candidates)) if is_own else NOTHING_CONFIRMED
-        if self.winner.verdict == "own":
-            verdicts = {candidate.verdict for candidate in self.candidates}
-            none = NONE_FASTER_BEYOND_NOISE if "equal" in verdicts else NONE_FASTER
-            none = NONE_FASTER_ALIKE if "disagrees" in verdicts else none
-            return f"{none.removesuffix('.')}{self._by}."
-        if self.winner.gain is None:
-            value, unit, level = self.winner.value, SEARCH_METRICS[self.metric].unit, confidence_level(self.error)
-            value_shown = "" if value is None else f": {interval(value.value, value.low, value.high, unit, level)}"
-            return f"{self.winner.name}{value_shown}. There is no measurement of your configuration to compare it with."
-        gain = self.winner.gain
-        return gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error, self._by)
-
-    @property
-    def _by(self) -> str:
-        return "" if self.quantity == self.metric else PROCESSOR_TIME
-
-    @property
-    def failure(self) -> str:
-        """Why nothing was confirmed, in the words of the first trial that failed. Empty if that is not known."""
-        reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
-        return as_sentence(without_log(next(filter(None, reasons), "")))
-
-    @property
-    def lines(self) -> list[str]:
-        """Notes on the answer: how it was measured, and what else a person needs to know, a sentence each."""
-        lines = [self.instead] if self.instead else []
-        if self.rounds:
-            lines.append(
-                f"Measured in {self.rounds} rounds of fresh processes, in turn, and compared by {self.quantity}. In "
-                f"{percent(1 - self.error)} of such comparisons all intervals contain the true values."
-            )
-        if self.winner is not None and self.winner.clock_gain is not None:
-            lines.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
-        lines += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
-        if self.winner is not None and self.winner.losses:
-            lines.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
-        lines += self.on_devices
-        more = (self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
-        return [*lines, *filter(None, more), *self.left_out]
-
-    def document(self) -> dict[str, Any]:
-        return {"sentence": self.sentence, "notes": self.lines, **self.model_dump(mode="json")}
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> "Finding":
-        return cls.model_validate({name: value for name, value in document.items() if name in cls.model_fields})
-
-
-def _about(candidate: Confirmed) -> str:
-    if candidate.verdict == "failed":
-        return f"{candidate.name} did not complete again. {candidate.reason}"
-    if candidate.verdict == "disagrees":
-        return f"{candidate.name} is not chosen: {candidate.losses}."
-    return f"{candidate.name}: {candidate.gain.times if candidate.gain else 'measured as well'}."
-
-
-def partition_advice(zero_stage: int, partitions_its_model: bool) -> str:
-    """What a winner needs of code that makes its model within `deepspeed.zero.Init`; empty where nothing."""
-    if zero_stage == 3 or not partitions_its_model:
-        return ""
-    return (
-        "The code makes its model within deepspeed.zero.Init, which was off in these trials and is in "
-        f"`zerotune train`; elsewhere give it enabled=False at stage {zero_stage}."
-    )
-
-
-def freeing_advice(micro_batch_size: int, factor: float) -> str:
-    """What a free batch is expected to bring; empty where that is too little to speak of.
-
-    `factor` is how many times as many samples per second it is expected to take.
-    """
-    if factor < _WORTH_SAYING:
-        return ""
-    return (
-        f"With a free batch (--free-batch) about {factor:.2g} times as many samples per second are expected, at "
-        f"micro-batch {micro_batch_size}: predicted, not measured, and the training changes with the batch."
-    )
-
-
-def micro_batch_advice(own: int, winner: int) -> str:
-    """What another micro-batch may change in a training of the same global batch; empty if it is the same."""
-    if own == winner:
-        return ""
-    return (
-        f"The micro-batch is {winner} and yours {own}. Whatever depends on it trains differently, such as BatchNorm "
-        "and losses across the samples of a micro-batch (docs/tuning.md, What depends on the micro-batch)."
-    )
-
-
-def learning_rate_advice(own_batch: int, batch: int) -> str:
-    """What to try with the learning rate when the samples of an optimizer step change; empty if they do not.
-
-    DeepSpeed's dynamic batching has both rules (`data_efficiency.data_sampling.dynamic_batching.lr_scaling_method`):
-    linear after Goyal et al., Accurate, Large Minibatch SGD (2017), the square root after Krizhevsky, One weird trick
-    (2014). You et al. train with LAMB by the square root (2020). Its tutorial for larger batches finds the rate by a
-    learning rate range test.
-    """
-    if own_batch == batch:
-        return ""
-    factor = batch / own_batch
-    return (
-        f"The global batch is {batch} and yours {own_batch}: scale the learning rate, by {math.sqrt(factor):.3g} "
-        f"(square root, usual with Adam and LAMB) or {factor:.3g} (linear, usual with SGD), the two rules of "
-        "DeepSpeed's lr_scaling_method, and try it: https://www.deepspeed.ai/tutorials/lrrt."
-    )
-
 
 _NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
 
@@ -298,18 +123,19 @@ def _reasons_of(result: TrialResult) -> list[str]:
 ERROR = 0.05
 _NEAR = 0.05  # a candidate that is this share below the best may be as good
 _MOST_CANDIDATES = 3
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 24
 _FEWEST_ROUNDS = 2  # that give an interval, if a study has no time for more
-_LOOKS = (4, 6, 8)  # a fourth round halves the intervals of three: Student's t has few degrees of freedom
+_LOOKS = (4, 8, 16, 24)  # a fourth round halves the intervals of three: Student's t has few degrees of freedom
 _SHARE_OF_SEARCH = 0.5
 _FLOOR_S = 60.0  # half of a search of seconds would be too short to separate anything
-_PRECISE = 0.05  # a half interval of this size is enough; more rounds must fit the share
+# A half interval of this size, or of this share of the gain, is enough. More rounds must fit the share.
+_PRECISE, _PRECISE_FOR_THE_GAIN = 0.05, 0.25
+_WORTH = 1.02  # a smaller gain is not looked for any longer
+_HOPELESS = 0.1  # a smaller chance that the rounds that are left tell is not worth them
+_PROBABLY = 0.8
 _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
-# A data loader's switches, ZeroTune's and a program's own: `loader:num_workers`, `--dataloader_num_workers`. No rank
-# counts the processor time of its loader's workers.
-_OF_LOADER = re.compile(r"loader|workers", re.IGNORECASE)
 _WINS = ("faster", "uncompared")
 # Outcomes that follow from the size, and not from chance.
 _NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
@@ -340,7 +166,7 @@ class Confirmation:
         self._formats = formats
         self._free = tuple(free)
         on_the_processor = kind_of(device).computes_on_the_processor
-        self._by_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
+        self._has_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
         self._share_s = _SHARE_OF_SEARCH * search_seconds
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}
@@ -482,12 +308,15 @@ class Confirmation:
             return True
         if self._living_own is None:
             return len(self._live) == 1
-        gains, _ = self._gains()
-        best = max(gains.values(), key=lambda gain: gain.value)
-        if best.low <= 1.0 and any(gain.high >= 1.0 for gain in gains.values()):
-            return False
+        best = max(self._gains().values(), key=lambda gain: gain.value)
         next_look = next(look for look in self._looks if look > self._round)
-        return best.low <= 1.0 or best.spread <= _PRECISE or next_look * self._cost(self._live) > self._share_s
+        if best.low > 1.0:
+            enough = max(_PRECISE, _PRECISE_FOR_THE_GAIN * (best.value - 1.0))
+            return best.spread <= enough or next_look * self._cost(self._live) > self._share_s
+        return best.high < _WORTH or self._chance(best, self._looks[-1]) < _HOPELESS
+
+    def _chance(self, best: Ratio, rounds: int) -> float:
+        return chance_to_tell(best, self._round, rounds, len(self._live), self._error, _WORTH)
 
     # -- contenders --------------------------------------------------------------------------------------------
 
@@ -505,30 +334,26 @@ class Confirmation:
     # -- measurements ---------------------------------------------------------------------------------------
 
     def _is_measured(self, result: TrialResult) -> bool:
-        return is_good(result, self._metric) and (
-            not self._by_processor_time or result.metrics.get(_PROCESSOR_TIME, 0.0) > 0.0
-        )
+        return is_good(result, self._metric)
 
-    def _rounds(self, contenders: Sequence[Contender], metric: str, smaller_is_better: bool) -> list[dict[str, float]]:
-        # The measurements of the complete rounds of this heat, by contender. Larger is better.
-        power = -1 if smaller_is_better else 1
-        kept = {one.key: self._results[one.key][-self._round :] for one in contenders}
-        return [
-            {key: results[position].metrics[metric] ** power for key, results in kept.items()}
-            for position in range(self._round)
-        ]
-
-    def _gains(self) -> tuple[dict[str, Ratio], dict[str, Ratio]]:
+    def _gains(self, of: Callable[[Mapping[str, float]], float] | None = None) -> dict[str, Ratio]:
+        # By the complete rounds of this heat: of the metric, or of what `of` makes of a trial's metrics.
         assert self._living_own is not None
-        own, members = self._living_own.key, self._with_own(self._live)
         metric = SEARCH_METRICS[self._metric]
-        by_metric = ratios_to(own, self._rounds(members, metric.name, metric.smaller_is_better), self._error)
-        if not self._by_processor_time or any(_loads_otherwise(one, self._living_own) for one in members):
-            return by_metric, {}
-        by_time = ratios_to(own, self._rounds(members, _PROCESSOR_TIME, smaller_is_better=True), self._error)
-        if any(not gain.overlaps(by_metric[key]) for key, gain in by_time.items()):
-            return by_metric, {}
-        return by_time, by_metric
+        power = -1 if metric.smaller_is_better else 1
+        read = of or (lambda metrics: metrics[metric.name] ** power)
+        kept = {one.key: self._results[one.key][-self._round :] for one in self._with_own(self._live)}
+        rounds = [{key: read(results[n].metrics) for key, results in kept.items()} for n in range(self._round)]
+        return ratios_to(self._living_own.key, rounds, self._error)
+
+    def _processor_gains(self) -> dict[str, Ratio]:
+        # In processor time, of the candidates whose gain is surely another by the clock.
+        results = [each for one in self._with_own(self._live) for each in self._results[one.key][-self._round :]]
+        if not self._has_processor_time or any(each.metrics.get(_PROCESSOR_TIME, 0.0) <= 0.0 for each in results):
+            return {}
+        waits = self._gains(lambda metrics: metrics[self._metric] * metrics[_PROCESSOR_TIME])
+        gains = self._gains(lambda metrics: 1.0 / metrics[_PROCESSOR_TIME])
+        return {key: gains[key] for key, ratio in waits.items() if not ratio.low <= 1.0 <= ratio.high}
 
     def _agreement(self, contender: Contender) -> LossAgreement:
         own = self._living_own
@@ -547,9 +372,10 @@ class Confirmation:
     def finding(self) -> Finding:
         """The finding of the results so far. When `next` is None, it is that of the study."""
         own = self._living_own
-        gains, clock_gains = self._gains() if own is not None and self._live and self._round else ({}, {})
+        is_compared = own is not None and bool(self._live) and self._round > 0
+        gains, processor_gains = (self._gains(), self._processor_gains()) if is_compared else ({}, {})
         confirmed = [
-            (self._confirmed(one, gains.get(one.key), clock_gains.get(one.key)), one)
+            (self._confirmed(one, gains.get(one.key), processor_gains.get(one.key)), one)
             for one in self._tried
             if self._trials_of(one)
         ]
@@ -558,10 +384,13 @@ class Confirmation:
         winner, chosen = next((pair for pair in confirmed if pair[0].verdict in _WINS), (None, None))
         if winner is None and own is not None and any(one.verdict != "failed" for one, _ in confirmed):
             winner = own_confirmed
+        is_open = bool(gains) and winner is own_confirmed and own_confirmed is not None
         return Finding(
             metric=self._metric,
-            quantity="processor time per sample" if clock_gains else self._metric,
+            quantity=self._metric,
             rounds=self._round,
+            more_rounds=self._more_rounds(gains) if is_open else 0,
+            round_seconds=self._seconds_of_a_round(),
             error=ERROR,
             own=own_confirmed,
             candidates=tuple(one for one, _ in confirmed),
@@ -570,18 +399,31 @@ class Confirmation:
             advice="" if self._submitted is None or chosen is None else _advice(self._submitted, chosen.candidate),
         )
 
+    def _more_rounds(self, gains: Mapping[str, Ratio]) -> int:
+        best = max(gains.values(), key=lambda gain: gain.value)
+        if best.high < _WORTH or self._round < _FEWEST_ROUNDS:
+            return 0
+        more = 1
+        while more <= MOST_FORESEEN and self._chance(best, self._round + more) < _PROBABLY:
+            more += max(1, more // 10)
+        return more
+
+    def _seconds_of_a_round(self) -> float:
+        contenders = self._with_own(self._live)
+        return sum(statistics.fmean(map(_seconds, self._trials_of(one) or [one.reading])) for one in contenders)
+
     def _trials_of(self, contender: Contender) -> list[TrialResult]:
         return self._results.get(contender.key, [])
 
-    def _confirmed(self, contender: Contender, gain: Ratio | None = None, clock: Ratio | None = None) -> Confirmed:
+    def _confirmed(self, contender: Contender, gain: Ratio | None = None, apart: Ratio | None = None) -> Confirmed:
         results = self._trials_of(contender)
         measured = [result for result in results if self._is_measured(result)]
         names = measured[0].metrics.keys() if measured else ()
         values = [result.metrics[self._metric] for result in measured]
-        decisive = _PROCESSOR_TIME if self._by_processor_time else self._metric
-        in_order = sorted(measured, key=lambda result: result.metrics[decisive])
+        in_order = sorted(measured, key=lambda result: result.metrics[self._metric])
         is_own = contender is self._own
-        verdict, reason = self._out.get(contender.key, ("own" if is_own else _verdict(gain, clock), ""))
+        verdict, reason = self._out.get(contender.key, ("own" if is_own else _verdict(gain), ""))
+        agreement = None if is_own or verdict in ("failed", "disagrees") else self._agreement(contender)
         return Confirmed(
             name=name_of(contender.candidate),
             trials=tuple(result.number for result in results),
@@ -592,14 +434,11 @@ class Confirmation:
             },
             value=_estimate(geometric_mean(values, ERROR)) if len(values) > 1 else None,
             gain=_estimate(gain),
-            clock_gain=_estimate(clock),
+            processor_gain=_estimate(apart),
             verdict=verdict,
             reason=reason if verdict == "failed" else "",
-            losses=reason
-            if verdict == "disagrees"
-            else ""
-            if is_own or verdict == "failed"
-            else self._agreement(contender).sentence,
+            losses=agreement.sentence if agreement is not None else reason if verdict == "disagrees" else "",
+            is_compared=agreement is None or agreement.is_compared or not agreement.sentence,
         )
 
     def _rank(self, confirmed: Confirmed) -> tuple[bool, float]:
@@ -620,11 +459,11 @@ def _estimate(ratio: Ratio | None) -> Estimate | None:
     return None if ratio is None else Estimate(value=ratio.value, low=ratio.low, high=ratio.high)
 
 
-def _verdict(gain: Ratio | None, clock: Ratio | None) -> ConfirmationVerdict:
+def _verdict(gain: Ratio | None) -> ConfirmationVerdict:
     if gain is None:
         return "uncompared"
     if gain.low > 1.0:
-        return "faster" if clock is None or clock.value >= 1.0 else "equal"
+        return "faster"
     return "slower" if gain.high < 1.0 else "equal"
 
 
@@ -642,7 +481,3 @@ def _filled(reading: TrialResult) -> float:
 
 def _switched(one: Contender, own: Contender) -> frozenset[tuple[str, str]]:
     return frozenset(other_switches(one.config, own.config))
-
-
-def _loads_otherwise(one: Contender, own: Contender) -> bool:
-    return any(_OF_LOADER.search(place) for place, _ in other_switches(one.config, own.config))

@@ -23,7 +23,8 @@ from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudySta
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.base import SearchProblem
 from zerotune.trial_lib.study.arguments import StudyArguments
-from zerotune.trial_lib.study.confirmation import Confirmed, Estimate, Finding, is_good
+from zerotune.trial_lib.study.confirmation import is_good
+from zerotune.trial_lib.study.finding import Confirmed, Estimate, Finding
 from zerotune.trial_lib.study.fingerprint import Fingerprint
 from zerotune.trial_lib.study.history import StudyState, read_history
 
@@ -315,7 +316,6 @@ class HeadStart:
 # Other programs use a processor's caches and a host's time, but seldom a GPU.
 _GPU, _PROCESSOR_TIME, _CLOCK_ON_A_CPU = 0.01, 0.05, 0.10
 _NEGLIGIBLE = 0.02  # A smaller change is not reported, however surely it is measured.
-_BY_CLOCK, _BY_PROCESSOR = "throughput", "processor time per sample"
 
 
 class SinceLast(FrozenRecord):
@@ -327,8 +327,10 @@ class SinceLast(FrozenRecord):
     fallen: int = 1  # how many studies are compared with it: this one, and those before it
     throughput: float  # of the winner (samples/s), the median of its confirming trials
     last_throughput: float  # of the compared winners, likewise
-    quantity: str  # the compared quantity, in words
+    quantity: str = "throughput"  # the compared quantity
     ratio: Estimate  # the throughput of the later divided by that of the earlier
+    # The same in processor time, on a CPU where that surely says something else
+    in_processor_time: Estimate | None = None
     is_regression: bool  # whether the later are below the earlier beyond the noise
     changes: tuple[str, ...]  # the changes of the experiment between the two studies
 
@@ -345,8 +347,14 @@ class SinceLast(FrozenRecord):
         later = f", the last of {self.fallen} studies" if self.fallen > 1 else ""
         return (
             f"{self.throughput:.4g} samples/s{later}, {beside} {level}: {self.ratio.times}, "
-            f"compared by {self.quantity}. {self._changes}"
+            f"compared by {self.quantity}. {self._apart}{self._changes}"
         )
+
+    @property
+    def _apart(self) -> str:
+        if self.in_processor_time is None:
+            return ""
+        return f"In processor time it is {self.in_processor_time.times}, so other programs may hold up this one. "
 
     @property
     def _changes(self) -> str:
@@ -368,25 +376,25 @@ def since_last(
     """A winner beside that of the last study, or below the best level that studies held; None if there is no such
     study, or nothing to compare.
 
-    On a CPU the processor time of a sample is compared, as in a confirmation. If the wall clock surely says something
-    else, because the training waits, the wall clock is compared.
+    The clock decides, as in a confirmation.
     """
     now = [results[number] for number in winner.trials if is_good(results[number], "throughput")]
     if not earlier or not now:
         return None
     *before, last = levels_of(earlier)
-    histories = [now, list(last.best.trials), *(list(study.best.trials) for study in before)]
-    ratio, quantity, unknown = _compare(histories, device)
+    on_the_processor = kind_of(device).computes_on_the_processor
+    unknown = _CLOCK_ON_A_CPU if on_the_processor else _GPU
+    values = [_throughputs(trials) for trials in (now, last.best.trials, *(study.best.trials for study in before))]
+    ratio = ratio_between(values[0], values[1], values[2:], unknown)
     later, reference, is_regression = 1, [last], False
     # Whatever has changed: a fall counts from the best level since the last one that was told.
     held = _since_regression(earlier)
-    values = [_values(trials, quantity) for trials in (*(study.best.trials for study in held), now)]
-    if all(values):
-        fall = largest_fall(values, unknown)
-        is_regression = fall.ratio.high < 1.0 and fall.ratio.value <= 1.0 - _NEGLIGIBLE
-        if is_regression:
-            ratio, reference = fall.ratio, list(held[fall.first : fall.begin])
-            later = len(values) - fall.begin
+    levels = [*(_throughputs(study.best.trials) for study in held), values[0]]
+    fall = largest_fall(levels, unknown)
+    is_regression = fall.ratio.high < 1.0 and fall.ratio.value <= 1.0 - _NEGLIGIBLE
+    if is_regression:
+        ratio, reference = fall.ratio, list(held[fall.first : fall.begin])
+        later = len(levels) - fall.begin
     return SinceLast(
         last_study_id=reference[-1].study_id,
         last_ended_at=reference[-1].ended_at,
@@ -394,8 +402,8 @@ def since_last(
         fallen=later,
         throughput=_throughput(now),
         last_throughput=statistics.median(_throughput(study.best.trials) for study in reference),
-        quantity=quantity,
-        ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high),
+        ratio=_estimate(ratio),
+        in_processor_time=_in_processor_time(ratio, now, reference) if on_the_processor else None,
         is_regression=is_regression,
         changes=tuple(fingerprint.changes_since(reference[-1].fingerprint)),
     )
@@ -407,30 +415,24 @@ def _since_regression(studies: Sequence[EarlierStudy]) -> Sequence[EarlierStudy]
 
 
 def _throughput(trials: Sequence[TrialResult]) -> float:
-    return statistics.median(trial.metrics["throughput"] for trial in trials)
+    return statistics.median(_throughputs(trials))
 
 
-def _values(trials: Sequence[TrialResult], quantity: str) -> list[float]:
-    """What is compared, the larger the better. Empty if a trial has none."""
-    if quantity == _BY_CLOCK:
-        return [trial.metrics["throughput"] for trial in trials]
-    times = [trial.metrics.get("cpu_time_per_sample", 0.0) for trial in trials]
-    return [1 / seconds for seconds in times] if all(seconds > 0 for seconds in times) else []
+def _throughputs(trials: Sequence[TrialResult]) -> list[float]:
+    return [trial.metrics["throughput"] for trial in trials]
 
 
-def _compare(histories: Sequence[Sequence[TrialResult]], device: str) -> tuple[Ratio, str, float]:
-    """This study's winner beside the last one's, the compared quantity, and its variation before studies show it."""
-    on_the_processor = kind_of(device).computes_on_the_processor
-    clock = _CLOCK_ON_A_CPU if on_the_processor else _GPU
-    by_clock = _ratio([_values(trials, _BY_CLOCK) for trials in histories], clock)
-    times = [_values(trials, _BY_PROCESSOR) for trials in histories]
-    if on_the_processor and all(times):
-        by_time = _ratio(times, _PROCESSOR_TIME)
-        if by_time.overlaps(by_clock):
-            return by_time, _BY_PROCESSOR, _PROCESSOR_TIME
-    return by_clock, _BY_CLOCK, clock
+def _in_processor_time(
+    by_clock: Ratio, now: Sequence[TrialResult], reference: Sequence[EarlierStudy]
+) -> Estimate | None:
+    studies = [now, *(study.best.trials for study in reversed(reference))]
+    times = [[trial.metrics.get("cpu_time_per_sample", 0.0) for trial in trials] for trials in studies]
+    if not all(seconds > 0 for each in times for seconds in each):
+        return None
+    ours, last, *before = [[1 / seconds for seconds in each] for each in times]
+    ratio = ratio_between(ours, last, before, _PROCESSOR_TIME)
+    return _estimate(ratio) if ratio.high < by_clock.low or by_clock.high < ratio.low else None
 
 
-def _ratio(histories: Sequence[Sequence[float]], unknown: float) -> Ratio:
-    now, last, *before = histories
-    return ratio_between(now, last, before, unknown)
+def _estimate(ratio: Ratio) -> Estimate:
+    return Estimate(value=ratio.value, low=ratio.low, high=ratio.high)

@@ -12,7 +12,8 @@ from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Neighbour, Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.records.units import gain_line
-from zerotune.trial_lib.study.confirmation import Confirmation, Contender, Finding, ranking
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender, ranking
+from zerotune.trial_lib.study.finding import Finding
 
 LOSSES = [2.0, 1.9, 1.8]
 
@@ -94,16 +95,23 @@ def test_each_is_measured_in_turn_in_another_order_each_round() -> None:
     assert order[:9] == ["own", "a", "b", "a", "b", "own", "b", "own", "a"]
 
 
-def test_what_parts_early_ends_early_and_what_does_not_goes_on_for_eight_rounds() -> None:
+def test_what_parts_early_ends_early_and_what_does_not_goes_on() -> None:
     _, early = confirm([contender("a", 200.0)], speeds(own=100.0, a=200.0))
-    _, late = confirm([contender("a", 100.5)], speeds(own=100.0, a=100.0))
-    assert (len(early), len(late)) == (8, 16)
+    _, late = confirm([contender("a", 103.0)], speeds(noise=0.03, seed=4, own=100.0, a=102.0))
+    assert (len(early), len(late)) == (8, 48)
+
+
+def test_rounds_that_would_hardly_tell_are_not_run() -> None:
+    found, order = confirm([contender("a", 101.0)], speeds(noise=0.2, seed=2, own=100.0, a=101.0))
+    assert len(order) < 48
+    assert found.winner == found.own
+    assert found.more_rounds > 24
 
 
 def test_where_nothing_parts_the_user_s_own_configuration_is_the_answer() -> None:
     found, _ = confirm([contender("a", 104.0)], speeds(own=100.0, a=100.0))
     assert found.winner == found.own
-    assert found.sentence == "No configuration was faster than yours beyond the noise."
+    assert found.sentence.startswith("No configuration was faster than yours beyond the noise.")
     assert [one.verdict for one in found.candidates] == ["equal"]
 
 
@@ -353,34 +361,55 @@ def test_a_resumed_confirmation_continues_where_it_was() -> None:
 def on_cpu(draws: random.Random, time: float, wall: float) -> dict[str, float]:
     return {
         "cpu_time_per_sample": time * math.exp(draws.gauss(0, 0.02)),
-        "throughput": 1 / wall * math.exp(draws.gauss(0, 0.13)),
+        "throughput": 1 / wall * math.exp(draws.gauss(0, 0.04)),
     }
 
 
-def test_on_a_cpu_processor_time_parts_what_the_wall_clock_cannot() -> None:
+def confirm_on_cpu(times: dict[str, float], walls: dict[str, float]) -> Finding:
     draws = random.Random(3)
-    times = {"own": 1.0, "a": 0.8}
-    found, _ = confirm(
-        [contender("a", 120.0)],
-        lambda key: result(key, metrics=on_cpu(draws, times[key], times[key])),
-        device="cpu",
-    )
-    assert found.quantity == "processor time per sample"
-    assert found.winner is not None
-    assert found.winner.verdict == "faster"
-    assert any(line.startswith("By the wall clock") for line in found.lines)
+    measure = lambda key: result(key, metrics=on_cpu(draws, times[key], walls[key]))  # noqa: E731
+    return confirm([contender("a", 120.0)], measure, device="cpu")[0]
 
 
-def test_on_a_cpu_the_wall_clock_decides_where_the_training_waits() -> None:
-    draws = random.Random(3)
-    found, _ = confirm(
-        [contender("a", 500.0)],
-        lambda key: result(key, metrics=on_cpu(draws, 1.0, 1.0 if key == "own" else 0.1)),
-        device="cpu",
-    )
-    assert found.quantity == "throughput"
+def test_a_gain_in_processor_time_that_the_clock_does_not_show_is_a_note_and_no_gain() -> None:
+    found = confirm_on_cpu({"own": 1.0, "a": 0.7}, {"own": 1.0, "a": 1.0})
+    assert found.winner == found.own
+    (equal,) = found.candidates
+    assert (found.quantity, equal.verdict) == ("throughput", "equal")
+    assert equal.processor_gain is not None
+    assert equal.processor_gain.low < 1 / 0.7 < equal.processor_gain.high
+
+
+def test_a_gain_by_the_clock_counts_although_processor_time_shows_none() -> None:
+    found = confirm_on_cpu({"own": 1.0, "a": 1.0}, {"own": 1.0, "a": 0.5})
     assert found.winner is not None
-    assert found.winner.verdict == "faster"
+    assert found.winner.gain is not None
+    assert found.winner.gain.low < 2.0 < found.winner.gain.high
+    assert found.winner.processor_gain is not None
+
+
+def test_where_processor_time_agrees_with_the_clock_nothing_is_said_of_it() -> None:
+    found = confirm_on_cpu({"own": 1.0, "a": 0.5}, {"own": 1.0, "a": 0.5})
+    assert found.winner is not None
+    assert found.winner.processor_gain is None
+
+
+def test_an_unsteady_clock_leaves_the_user_s_own_and_says_how_many_more_rounds_would_tell() -> None:
+    slow = {"phases": {"steps": 20.0}}
+    own, one = contender("own", 100.0, **slow), contender("a", 110.0, **slow)
+    measured = speeds(noise=0.1, seed=4, own=100.0, a=112.0)
+    found, _ = confirm([one], lambda key: replace(measured(key), **slow), own, search_seconds=640.0)
+    assert found.rounds == 8
+    assert found.winner == found.own
+    assert 4 <= found.more_rounds <= 60
+    assert found.sentence.endswith(f"{found.more_rounds} more rounds of about 40 s each would probably settle it.")
+
+
+def test_what_surely_brings_too_little_ends_early_and_needs_no_more_rounds() -> None:
+    found, order = confirm([contender("a", 100.5)], speeds(noise=0.001, own=100.0, a=100.0))
+    assert len(order) == 8
+    assert found.more_rounds == 0
+    assert found.sentence == "No configuration was faster than yours beyond the noise."
 
 
 def test_the_ranking_has_each_configuration_once_and_the_user_s_own_nowhere() -> None:
@@ -423,6 +452,7 @@ class Machine:
         self._drift += self._draws.gauss(0, 0.01) + (0.2 if self._draws.random() < 0.01 else 0.0)
         disturbed = 0.3 * self._draws.random() if self._draws.random() < 0.05 else 0.0
         time = math.exp(self._drift + disturbed + self._draws.gauss(0, self._deviation))
+        # By the clock it waits for other programs as well.
         wall = time * math.exp(abs(self._draws.gauss(0, 0.15)))
         return result(key, metrics={"cpu_time_per_sample": time, "throughput": 1 / wall})
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zerotune.trial_lib.study.confirmation import (
+from zerotune.trial_lib.study.finding import (
     Confirmed,
     Estimate,
     Finding,
@@ -50,8 +50,8 @@ def test_a_winner_that_is_compared_with_nothing_says_what_it_measured() -> None:
 def test_it_says_how_it_was_found_and_what_became_of_the_others() -> None:
     failed = confirmed("ZeRO 1, micro-batch 32", verdict="failed", reason="No room.")
     strange = confirmed("ZeRO 3, micro-batch 24", verdict="disagrees", losses="the loss of step 1 is 3, with yours 2")
-    lines = finding(candidates=(WINNER, failed, strange), quantity="processor time per sample").lines
-    assert "compared by processor time per sample" in lines[0]
+    lines = finding(candidates=(WINNER, failed, strange)).lines
+    assert "compared by throughput" in lines[0]
     assert lines[1:] == [
         "ZeRO 1, micro-batch 32 did not complete again. No room.",
         "ZeRO 3, micro-batch 24 is not chosen: the loss of step 1 is 3, with yours 2.",
@@ -86,13 +86,45 @@ def test_a_winner_below_stage_3_says_what_it_needs_of_code_that_partitions_its_m
     assert advice in finding(in_code=advice).lines
 
 
-def test_the_headline_says_that_processor_time_was_compared() -> None:
-    by_time = {"quantity": "processor time per sample"}
-    assert finding(**by_time).sentence == (
-        "1.83x faster than your configuration in processor time (95 % CI 1.79 to 1.87): ZeRO 2, micro-batch 24"
+def test_processor_time_is_a_note_where_it_says_something_else() -> None:
+    apart = {"processor_gain": Estimate(value=1.1, low=1.08, high=1.12)}
+    waits = confirmed("ZeRO 1, micro-batch 32", verdict="equal", gain=Estimate(value=1.0, low=0.97, high=1.03), **apart)
+    said = "In the ranks' processor time, without what they wait, it is 1.10x (1.08 to 1.12), and surely not the same."
+    found = finding(candidates=(WINNER, waits))
+    assert "processor time" not in found.sentence
+    assert f"ZeRO 1, micro-batch 32: 1.00x (0.97 to 1.03). {said}" in found.lines
+    winner = WINNER.model_copy(update=apart)
+    assert said in finding(candidates=(winner,), winner=winner).lines
+
+
+def test_an_open_question_comes_with_the_rounds_that_would_settle_it() -> None:
+    equal = confirmed(verdict="equal")
+    undecided = {"winner": OWN, "candidates": (equal,), "round_seconds": 34.2}
+    beyond = "No configuration was faster than yours beyond the noise."
+    assert finding(**undecided, more_rounds=12).sentence == (
+        f"{beyond} 12 more rounds of about 34 s each would probably settle it."
     )
-    none = finding(**by_time, winner=OWN, candidates=(confirmed(verdict="slower"),)).sentence
-    assert none == "No configuration was faster than yours in processor time."
+    assert finding(**undecided, more_rounds=1001).sentence == (
+        f"{beyond} Not even 1000 more rounds of about 34 s each would surely settle it."
+    )
+
+
+def test_a_faster_configuration_whose_losses_say_nothing_is_not_called_alike() -> None:
+    freed = WINNER.model_copy(update={"losses": "the losses were not compared with yours", "is_compared": False})
+    found = finding(candidates=(freed,), winner=freed)
+    assert found.sentence == f"{finding().sentence}. Its losses were not compared with yours."
+    assert "The losses were not compared with yours." in found.lines
+
+
+def test_a_record_that_compared_processor_time_is_still_read_and_says_so() -> None:
+    document = finding(quantity="processor time per sample").document()
+    for name in ("more_rounds", "round_seconds"):
+        del document[name]
+    del document["winner"]["processor_gain"]
+    document["winner"]["clock_gain"] = {"value": 2.0, "low": 1.8, "high": 2.2}
+    old = Finding.of_document(document)
+    assert "compared by processor time per sample" in old.lines[0]
+    assert old.lines[1] == "By the wall clock, which varies more, the gain is 2.00x (1.80 to 2.20)."
 
 
 def test_another_micro_batch_comes_with_what_depends_on_it() -> None:
@@ -108,5 +140,8 @@ def test_another_global_batch_comes_with_advice_on_the_learning_rate() -> None:
     assert "The global batch is 64 and yours 16" in advice
     assert "by 2 (square root" in advice
     assert "or 4 (linear" in advice
+    assert advice.endswith(
+        "counts in steps (warm-up, decay, evaluation, an epoch's end) then takes 4 times the samples."
+    )
     assert finding(advice=advice).lines[-1] == advice
     assert "scale the learning rate, by 0.5 (square root" in learning_rate_advice(64, 16)

@@ -6,8 +6,8 @@ import pytest
 
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.study.confirm import Others, others_of
 from zerotune.trial_lib.study.history import Asked, StudyState, Told
+from zerotune.trial_lib.study.others import Others, others_of
 
 BASE = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}
 WORDS = ["--micro-batch-size", "4", "--global-batch-size", "32", "--eval-batch-size=4", "--zero-stage", "1"]

@@ -1,0 +1,212 @@
+"""What a confirmation has found, and how it is said."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from zerotune.trial_lib.records.candidate import FrozenRecord
+from zerotune.trial_lib.records.result import SEARCH_METRICS, as_sentence, without_log
+from zerotune.trial_lib.records.units import (
+    NONE_CONFIRMED,
+    NONE_FASTER,
+    NONE_FASTER_ALIKE,
+    NONE_FASTER_BEYOND_NOISE,
+    NOTHING_CONFIRMED,
+    confidence_level,
+    duration,
+    gain_line,
+    interval,
+    percent,
+)
+
+MOST_FORESEEN = 1000  # rounds; nobody waits for more
+
+# A free batch changes the training: less than this is not worth the thought.
+_WORTH_SAYING = 1.05
+
+ConfirmationVerdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
+
+
+class Estimate(FrozenRecord):
+    """A geometric mean over fresh processes, with the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def times(self) -> str:
+        """A gain in short, such as `1.83x (1.79 to 1.87)`."""
+        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+class Confirmed(FrozenRecord):
+    """One configuration that was measured again."""
+
+    name: str  # its name in a sentence, such as `ZeRO 2, micro-batch 24`
+    trials: tuple[int, ...]  # the numbers of its confirming trials, in their order
+    number: int | None  # the trial with the median. None if no trial completed.
+    metrics: dict[str, float]  # the median of each metric over the completed trials, which a training can expect
+    value: Estimate | None = None  # the study's metric. None if fewer than two trials completed.
+    # How many times better it is than the user's configuration. None if there is nothing to compare.
+    gain: Estimate | None = None
+    clock_gain: Estimate | None = None  # by the clock, in old records that compared processor time
+    # The same in processor time of the ranks, if that surely differs from the clock's
+    processor_gain: Estimate | None = None
+    verdict: ConfirmationVerdict  # `own` for the user's configuration, `uncompared` if that has no measurement
+    reason: str = ""  # why it failed. Empty otherwise.
+    losses: str = ""  # how its losses compare with those of the user's configuration
+    is_compared: bool = True  # whether they could be compared. A freed batch, for example, changes them.
+
+
+class Finding(FrozenRecord):
+    """The result of a study's last step."""
+
+    metric: str  # the metric that the study optimises
+    quantity: str  # the quantity that was compared: the metric, or processor time in old records
+    rounds: int  # how many rounds were run. In each one every contender was measured once, in a fresh process.
+    error: float  # the probability that any of the intervals misses the true value
+    own: Confirmed | None  # the user's configuration. None if it was not measured.
+    candidates: tuple[Confirmed, ...]  # the others, best first
+    winner: Confirmed | None  # the configuration to train with. None if no configuration could be measured again.
+    # If the rounds did not tell whether the best candidate is faster: so many more probably would. 0 otherwise.
+    more_rounds: int = 0
+    round_seconds: float = 0.0  # what one of them takes
+    advice: str = ""  # on the learning rate and on the code, if the winner has another batch. Empty otherwise.
+    # The expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
+    freeing: str = ""
+    in_code: str = ""  # a change that the winner needs in the code. Empty if none.
+    # Configurations that were not tried because two trials had failed alike, a sentence each
+    left_out: tuple[str, ...] = ()
+    instead: str = ""  # why the metric is not the requested one. Empty if it is.
+    left_unmeasured: str = ""  # what the measurement of the user's configuration leaves out. Empty if nothing.
+    others: str = ""  # how many of the other configurations could not be measured, and why. Empty if all were.
+    on_devices: tuple[str, ...] = ()  # differences between devices that may have influenced the trials, a sentence each
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one line."""
+        if self.winner is None:
+            is_own = self.own is not None and self.own.verdict == "own"
+            return NONE_CONFIRMED.format(len(self.candidates)) if is_own else NOTHING_CONFIRMED
+        if self.winner.verdict == "own":
+            verdicts = {candidate.verdict for candidate in self.candidates}
+            none = NONE_FASTER_BEYOND_NOISE if "equal" in verdicts else NONE_FASTER
+            none = NONE_FASTER_ALIKE if "disagrees" in verdicts else none
+            return f"{none} {self._more}".rstrip()
+        if self.winner.gain is None:
+            value, unit, level = self.winner.value, SEARCH_METRICS[self.metric].unit, confidence_level(self.error)
+            value_shown = "" if value is None else f": {interval(value.value, value.low, value.high, unit, level)}"
+            return f"{self.winner.name}{value_shown}. There is no measurement of your configuration to compare it with."
+        gain = self.winner.gain
+        line = gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error)
+        return line if self.winner.is_compared else f"{line}. Its losses were not compared with yours."
+
+    @property
+    def _more(self) -> str:
+        if not self.more_rounds:
+            return ""
+        rounds = "round" if self.more_rounds == 1 else "rounds"
+        each = f"more {rounds} of about {duration(max(self.round_seconds, 1.0))} each"
+        if self.more_rounds > MOST_FORESEEN:
+            return f"Not even {MOST_FORESEEN} {each} would surely settle it."
+        return f"{self.more_rounds} {each} would probably settle it."
+
+    @property
+    def failure(self) -> str:
+        """Why nothing was confirmed, in the words of the first trial that failed. Empty if that is not known."""
+        reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
+        return as_sentence(without_log(next(filter(None, reasons), "")))
+
+    @property
+    def lines(self) -> list[str]:
+        """Notes on the answer: how it was measured, and what else a person needs to know, a sentence each."""
+        lines = [self.instead] if self.instead else []
+        if self.rounds:
+            lines.append(
+                f"Measured in {self.rounds} rounds of fresh processes, in turn, and compared by {self.quantity}. In "
+                f"{percent(1 - self.error)} of such comparisons all intervals contain the true values."
+            )
+        if self.winner is not None and self.winner.clock_gain is not None:
+            lines.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
+        if self.winner is not None and self.winner.processor_gain is not None:
+            lines.append(f"{_in_processor_time(self.winner.processor_gain)}.")
+        lines += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
+        if self.winner is not None and self.winner.losses:
+            lines.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
+        lines += self.on_devices
+        more = (self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
+        return [*lines, *filter(None, more), *self.left_out]
+
+    def document(self) -> dict[str, Any]:
+        return {"sentence": self.sentence, "notes": self.lines, **self.model_dump(mode="json")}
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> "Finding":
+        return cls.model_validate({name: value for name, value in document.items() if name in cls.model_fields})
+
+
+def _about(candidate: Confirmed) -> str:
+    if candidate.verdict == "failed":
+        return f"{candidate.name} did not complete again. {candidate.reason}"
+    if candidate.verdict == "disagrees":
+        return f"{candidate.name} is not chosen: {candidate.losses}."
+    gain = candidate.gain.times if candidate.gain else "measured as well"
+    beside = "" if candidate.processor_gain is None else f" {_in_processor_time(candidate.processor_gain)}."
+    return f"{candidate.name}: {gain}.{beside}"
+
+
+def _in_processor_time(gain: Estimate) -> str:
+    return f"In the ranks' processor time, without what they wait, it is {gain.times}, and surely not the same"
+
+
+def partition_advice(zero_stage: int, partitions_its_model: bool) -> str:
+    """What a winner needs of code that makes its model within `deepspeed.zero.Init`; empty where nothing."""
+    if zero_stage == 3 or not partitions_its_model:
+        return ""
+    return (
+        "The code makes its model within deepspeed.zero.Init, which was off in these trials and is in "
+        f"`zerotune train`; elsewhere give it enabled=False at stage {zero_stage}."
+    )
+
+
+def freeing_advice(micro_batch_size: int, factor: float) -> str:
+    """What a free batch is expected to bring; empty where that is too little to speak of.
+
+    `factor` is how many times as many samples per second it is expected to take.
+    """
+    if factor < _WORTH_SAYING:
+        return ""
+    return (
+        f"With a free batch (--free-batch) about {factor:.2g} times as many samples per second are expected, at "
+        f"micro-batch {micro_batch_size}: predicted, not measured, and the training changes with the batch."
+    )
+
+
+def micro_batch_advice(own: int, winner: int) -> str:
+    """What another micro-batch may change in a training of the same global batch; empty if it is the same."""
+    if own == winner:
+        return ""
+    return (
+        f"The micro-batch is {winner} and yours {own}. Whatever depends on it trains differently, such as BatchNorm "
+        "and losses across the samples of a micro-batch (docs/tuning.md, What depends on the micro-batch)."
+    )
+
+
+def learning_rate_advice(own_batch: int, batch: int) -> str:
+    """What to try with the learning rate when the samples of an optimizer step change; empty if they do not.
+
+    DeepSpeed's dynamic batching has both rules (`data_efficiency.data_sampling.dynamic_batching.lr_scaling_method`):
+    linear after Goyal et al., Accurate, Large Minibatch SGD (2017), the square root after Krizhevsky, One weird trick
+    (2014). You et al. train with LAMB by the square root (2020). Its tutorial for larger batches finds the rate by a
+    learning rate range test.
+    """
+    if own_batch == batch:
+        return ""
+    factor = batch / own_batch
+    return (
+        f"The global batch is {batch} and yours {own_batch}: scale the learning rate, by {math.sqrt(factor):.3g} "
+        f"(square root, usual with Adam and LAMB) or {factor:.3g} (linear, usual with SGD), the two rules of "
+        "DeepSpeed's lr_scaling_method, and try it: https://www.deepspeed.ai/tutorials/lrrt. What the program counts "
+        f"in steps (warm-up, decay, evaluation, an epoch's end) then takes {factor:.3g} times the samples."
+    )
