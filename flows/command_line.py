@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import tomllib
 from pydantic import ValidationError
 
 from zerotune.flows.interrupts import interrupts
@@ -27,7 +28,7 @@ from zerotune.flows.options import (
     with_options,
 )
 from zerotune.flows.prefect_server import OUT_OF_PROCESSES, ServerError, is_out_of_processes, log_in
-from zerotune.flows.terminal import open_streams, say_error
+from zerotune.flows.terminal import open_streams, say, say_error
 from zerotune.trial_lib.inputs.launchers import launchers_listed
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.search.methods import METHODS, Method
@@ -40,6 +41,7 @@ FOUND, NONE_FOUND, BAD_INPUT = 0, 1, 2
 @click.group(
     cls=Commands,
     invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 a configuration was found (train: the training reached its end), 1 none was found (no trial "
     "completed, or the disk is full), 2 the input is wrong, 3 the full experiment failed, 4 the winner is slower than "
     "the last known one (--from-earlier; a failed full experiment is reported first), 5 a file of the answer could not "
@@ -52,7 +54,31 @@ def cli(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(cli.first_steps(), err=True)
         ctx.exit(BAD_INPUT)
+    try:
+        ctx.default_map = _defaults(Path.cwd())
+    except InputError as error:
+        say_error(error)
+        ctx.exit(BAD_INPUT)
     log_in()
+
+
+def _defaults(folder: Path) -> dict[str, dict[str, Any]]:
+    # The flags' defaults of each command, from the table `tool.zerotune` of a project's pyproject.toml.
+    file = next((each for each in (at / "pyproject.toml" for at in (folder, *folder.parents)) if each.is_file()), None)
+    if file is None:
+        return {}
+    try:
+        given = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("zerotune", {})
+    except (OSError, ValueError) as error:
+        say(f"note: {file} gives no defaults: {error}")
+        return {}
+    taken = {name: {each.name for each in command.params if each.name} for name, command in cli.commands.items()}
+    names = {str(key).replace("-", "_"): value for key, value in given.items()}
+    unknown = sorted(names.keys() - set().union(*taken.values()))
+    if unknown:
+        what = f"no command has the flag --{unknown[0].replace('_', '-')}."
+        raise InputError(what, where=f"{file}: [tool.zerotune]", remedy="See zerotune tune --help, or remove the key.")
+    return {command: {name: names[name] for name in own & names.keys()} for command, own in taken.items()}
 
 
 def _typed_command(name: str, method: str | None, options: list[Any], help_text: str) -> None:
@@ -117,6 +143,59 @@ def show(study: str | None, as_json: bool) -> None:
     from zerotune.flows.records import show_command
 
     _run(lambda: show_command(study, as_json))
+
+
+@cli.command("list", section=Section.TUNE)
+@JSON
+def list_studies(as_json: bool) -> None:
+    """List the studies of this folder.
+
+    The oldest comes first, each with its gain and its answer.
+    """
+    from zerotune.flows.records import list_command
+
+    _run(lambda: list_command(as_json))
+
+
+@cli.command(section=Section.TUNE)
+@click.argument("first")
+@click.argument("second")
+@JSON
+def compare(first: str, second: str, as_json: bool) -> None:
+    """Compare the answers of two studies.
+
+    FIRST and SECOND are named as for `show`. What differs is shown: gains, versions, devices, settings.
+    """
+    from zerotune.flows.records import compare_command
+
+    _run(lambda: compare_command(first, second, as_json))
+
+
+@cli.command(section=Section.TUNE)
+@click.argument("study")
+@click.argument("archive", required=False, type=click.Path(path_type=Path))
+def export(study: str, archive: Path | None) -> None:
+    """Write a study's answer as a ZIP file.
+
+    ARCHIVE holds the answer, its report and figures, for somebody who has no ZeroTune. Logs, code and secrets are left
+    out. Without it the file is named after the study.
+    """
+    from zerotune.flows.records import export_command
+
+    _run(lambda: export_command(study, archive))
+
+
+@cli.command(section=Section.TUNE)
+@click.argument("studies", nargs=-1, required=True, metavar="STUDY...")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def rm(studies: tuple[str, ...], yes: bool) -> None:
+    """Remove studies from the disk.
+
+    STUDY is named as for `show`. A study that is running is not removed. What MLflow has of it stays there.
+    """
+    from zerotune.flows.records import remove_command
+
+    _run(lambda: remove_command(studies, yes))
 
 
 def _plan(

@@ -1,27 +1,38 @@
-"""`zerotune show` and `sync`: what studies have left, shown and sent."""
+"""`zerotune show`, `list`, `compare`, `export`, `rm` and `sync`: what studies have left, shown, sent and removed."""
 
 import contextlib
+import json
 import os
 import shlex
+import shutil
+import sys
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from rich.markup import escape
 
 from zerotune.flows.interrupts import Aside, interrupts
 from zerotune.flows.planning import plan_document, show_plan
 from zerotune.flows.terminal import print_document, say, say_ways, telling_still
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.plan.plan_record import PlanPaths, PlanRecord
+from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.folders import (
     PLANS,
+    STUDIES,
     FullExperimentPaths,
     FullExperimentRecord,
     StudyPaths,
+    StudyRecord,
     StudyStatus,
     work_dir_of,
 )
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.records.units import name_of
 from zerotune.trial_lib.study.folder import (
     find_study,
     hold_lock,
@@ -34,6 +45,9 @@ from zerotune.trial_lib.study.folder import (
 from zerotune.trial_lib.tracking.runs import Answers
 from zerotune.trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync, Sync
 from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
+
+if TYPE_CHECKING:
+    from zerotune.trial_lib.report.study_view import StudyView
 
 # `zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder, and writes a
 # report that is missing there.
@@ -59,7 +73,7 @@ def show_command(study: str | None, as_json: bool) -> int:
     from zerotune.trial_lib.report.tables import print_study
 
     # A terminal breaks long lines. A file must not.
-    console = Console() if click.get_text_stream("stdout").isatty() else Console(width=200)
+    console = Console() if sys.stdout.isatty() else Console(width=200)
     print_study(view, console)
     return 0
 
@@ -102,6 +116,160 @@ def _show_plan(root: Path, as_json: bool) -> int:
         print_document(plan_document(record, paths))
     else:
         show_plan(record, paths, click.echo)
+    return 0
+
+
+# `zerotune list`, `compare`, `export` and `rm`: the studies of a folder.
+
+
+def list_command(as_json: bool) -> int:
+    """Raises InputError: there is no study in this folder."""
+    records = sorted(_records(Path.cwd()), key=lambda record: record.started_at)
+    if as_json:
+        shown = ("study_id", "name", "status", "method", "metric", "started_at", "ended_at", "gain", "gain_interval")
+        print_document([{name: getattr(record, name) for name in shown} for record in records])
+        return 0
+    rows = [
+        (record.study_id, record.status.value, "-" if record.gain is None else f"{record.gain:.2f}x", _winner(record))
+        for record in records
+    ]
+    _print_table(["study", "status", "gain", "answer"], rows)
+    return 0
+
+
+def _winner(record: StudyRecord) -> str:
+    # The winner's name is shorter than the answer's sentence, which repeats the gain.
+    with contextlib.suppress(OSError, ValueError):
+        paths = StudyPaths(Path.cwd() / STUDIES / record.study_id)
+        if record.gain is not None and record.gain != 1.0 and record.best_number is not None:
+            candidate = paths.trial(record.best_number).candidate.read_text()
+            return name_of(Candidate.model_validate_json(candidate))
+    return record.finding or record.reason or "-"
+
+
+def _records(work_dir: Path) -> list[StudyRecord]:
+    folders = sorted((work_dir / STUDIES).glob("*/study.json"))
+    if not folders:
+        raise InputError(
+            "there is no study.", where=str(work_dir / STUDIES), remedy="Run zerotune where its folder is."
+        )
+    found = []
+    for path in folders:
+        try:
+            found.append(read_record(StudyPaths(path.parent)))
+        except InputError as error:
+            say(f"note: left out: {error}")
+    return found
+
+
+def compare_command(first: str, second: str, as_json: bool) -> int:
+    """What two studies found, and what differs between them. Raises InputError: a study is missing or damaged."""
+    from zerotune.trial_lib.report.read_study import read_study
+
+    views = [read_study(find_study(named, Path.cwd())) for named in (first, second)]
+    columns = [_answer_cells(view) for view in views]
+    # Arguments, versions, devices and settings: those that are alike say nothing.
+    settings = [{change.name: change.winner for change in view.changes} for view in views]
+    for found in ([view.facts for view in views], settings):
+        names = dict.fromkeys(name for each in found for name in each)
+        for name in names:
+            values = [each.get(name) for each in found]
+            if values[0] != values[1]:
+                for column, value in zip(columns, values, strict=True):
+                    column[name] = "-" if value is None else str(value)
+    if as_json:
+        print_document({view.study_id: column for view, column in zip(views, columns, strict=True)})
+        return 0
+    rows = [(name, *(each[name] for each in columns)) for name in columns[0]]
+    _print_table(["", "first", "second"], [("study", *(view.study_id for view in views)), *rows])
+    if views[0].metric == views[1].metric and all(view.after.get(view.metric) for view in views):
+        metric = SEARCH_METRICS[views[0].metric]
+        before, after = (view.after[metric.name] for view in views)
+        ratio = before / after if metric.smaller_is_better else after / before
+        say(
+            f"The second winner's {metric.name} is {ratio:.2f} times as good as the first's. They were not measured in "
+            "turn, so how much of that is the machine's and the hour's is not known.",
+            to_people=False,
+        )
+    return 0
+
+
+def _answer_cells(view: "StudyView") -> dict[str, str]:
+    metric, interval = SEARCH_METRICS[view.metric], view.gain_interval
+    ends = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
+    cells = {
+        "experiment": view.name,
+        "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(view.started_at)),
+        "status": view.status,
+        "gain": "-" if view.gain is None else f"{view.gain:.2f}x{ends}",
+        f"{metric.name}, yours": metric.shown(view.before.get(view.metric)),
+        f"{metric.name}, winner": metric.shown(view.after.get(view.metric)),
+        "trials": str(view.searched),
+    }
+    return {name: cell or "-" for name, cell in cells.items()}
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*headings, box=None, pad_edge=False)
+    # The first column tells the rows apart, so it is never cut.
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def export_command(study: str, archive: Path | None) -> int:
+    """Writes a study's answer and report as a ZIP file, without its secrets, logs and code.
+    Raises InputError: there is no such study, or the file exists or cannot be written.
+    """
+    from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
+    from zerotune.trial_lib.report.read_study import read_study
+    from zerotune.trial_lib.tracking.run_content import study_artifacts
+    from zerotune.trial_lib.tracking.runs import scratch_folder, shown_copy
+
+    paths = StudyPaths(find_study(study, Path.cwd()).absolute())
+    _write_missing_report(paths)
+    secrets = KnownSecrets.of_study(paths)
+    document = read_study(paths.root, secrets).document()
+    archive = Path(f"{document['study']}.zip") if archive is None else archive
+    try:
+        with scratch_folder() as folder, zipfile.ZipFile(archive, "x", zipfile.ZIP_DEFLATED) as written:
+            written.writestr("study.json", json.dumps(document, indent=2) + "\n")
+            for file in study_artifacts(paths):
+                if file.is_file() and not file.is_symlink():
+                    written.write(shown_copy(file, folder, secrets), file.relative_to(paths.root))
+    except OSError as error:
+        what = f"the archive cannot be written ({error.strerror})."
+        raise InputError(what, where=str(archive), remedy="Name another file.") from None
+    say(f"{archive}: the answer and the report, without logs, code and secrets.")
+    return 0
+
+
+def remove_command(studies: Sequence[str], is_sure: bool) -> int:
+    """Removes studies' folders. What MLflow and Prefect have of them stays there.
+    Raises InputError: there is no such study, a process drives it, or nobody can be asked.
+    """
+    roots = [find_study(study, Path.cwd()).absolute() for study in studies]
+    for root in roots:
+        read_record(StudyPaths(root))
+    if not is_sure:
+        if not sys.stdin.isatty():
+            raise InputError("nobody can be asked whether to remove it.", where="zerotune rm", remedy="Add --yes.")
+        if not click.confirm("\n".join([*map(str, roots), "Remove for ever? MLflow keeps its runs."])):
+            return 0
+    for root in roots:
+        lock = hold_lock(StudyPaths(root).lock, "study")
+        try:
+            shutil.rmtree(root)
+        except OSError as error:
+            what, where = f"it cannot be removed ({error.strerror}).", str(error.filename or root)
+            raise InputError(what, where=where, remedy="Mend its permissions, or remove the folder yourself.") from None
+        finally:
+            lock.release()
+        say(f"removed {root}")
     return 0
 
 

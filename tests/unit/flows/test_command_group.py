@@ -18,7 +18,10 @@ def in_section(section: Section) -> set[str]:
 
 
 def test_each_command_is_in_its_section() -> None:
-    assert in_section(Section.TUNE) == {"tune", "micro-batch", "plan", "resume", "show", "estimate"}
+    assert in_section(Section.TUNE) == {
+        *("tune", "micro-batch", "plan", "resume", "show", "estimate"),
+        *("list", "compare", "export", "rm"),
+    }
     assert in_section(Section.TRAIN) == {"train"}
     assert in_section(Section.SERVERS) == {"up", "down", "doctor", "sync"}
     assert in_section(Section.METHODS) == {method.name for method in METHODS.values() if method.confirms_winner}
@@ -186,3 +189,31 @@ def test_a_word_after_the_devices_of_a_plan_is_no_second_device(
     assert context.params["zero_stages"] == (2, 3)
     assert context.params["config_path"] == (None if config is None else Path(config))
     assert context.params["typed"] == typed
+
+
+def test_a_project_s_defaults_stand_behind_what_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.zerotune]\nmax-minutes = 30\nzero-stages = [1, 3]\n")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr("zerotune.flows.command_line._tune", lambda name, method, options, typed: found.append(options))
+    CliRunner().invoke(cli, ["tune", "--", "python", "train.py"])
+    CliRunner().invoke(cli, ["tune", "--max-minutes", "5", "--", "python", "train.py"])
+    assert [(each["max_minutes"], tuple(each["zero_stages"])) for each in found] == [(30.0, (1, 3)), (5.0, (1, 3))]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max-hours = 1", "no command has the flag --max-hours"),
+        ("max-minutes = 'long'", "'long' is not a valid"),
+    ],
+)
+def test_a_project_s_wrong_default_gets_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.zerotune]\n{text}\n")
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(cli, ["tune", "--", "python", "train.py"])
+    assert ended.exit_code == 2
+    assert said in ended.output
