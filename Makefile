@@ -74,6 +74,7 @@ setup: $(PREPARED)
 
 schema: $(INSTALLED)
 	$(BIN)/python -m zerotune.trial_lib.inputs.config
+	$(BIN)/python -m zerotune.api
 
 # A torch that is in the environment already stays.
 # pip takes a package for installed whose installation was killed: it has no INSTALLER yet.

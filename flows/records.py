@@ -127,7 +127,7 @@ def list_command(as_json: bool) -> int:
     records = sorted(_records(Path.cwd()), key=lambda record: record.started_at)
     if as_json:
         shown = ("study_id", "name", "status", "method", "metric", "started_at", "ended_at", "gain", "gain_interval")
-        print_document([{name: getattr(record, name) for name in shown} for record in records])
+        print_document({"studies": [record.model_dump(mode="json", include=set(shown)) for record in records]})
         return 0
     rows = [
         (record.study_id, record.status.value, "-" if record.gain is None else f"{record.gain:.2f}x", _winner(record))
@@ -178,7 +178,9 @@ def compare_command(first: str, second: str, as_json: bool) -> int:
                 for column, value in zip(columns, values, strict=True):
                     column[name] = "-" if value is None else str(value)
     if as_json:
-        print_document({view.study_id: column for view, column in zip(views, columns, strict=True)})
+        print_document(
+            {"answers": [{"study": view.study_id, **each} for view, each in zip(views, columns, strict=True)]}
+        )
         return 0
     rows = [(name, *(each[name] for each in columns)) for name in columns[0]]
     _print_table(["", "first", "second"], [("study", *(view.study_id for view in views)), *rows])

@@ -13,7 +13,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +25,7 @@ from rich.text import Text
 
 from zerotune.trial_lib.messages.errors import InputError, plain
 from zerotune.trial_lib.records.candidate import Purpose
-from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.folders import DOCUMENT_VERSION, StudyPaths
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome
 from zerotune.trial_lib.report.study_view import LeaderboardRow, ranked, row_of, trial_columns
 from zerotune.trial_lib.study.arguments import StudyArguments, metric_with
@@ -80,8 +80,8 @@ def say_link(label: str, address: str) -> None:
     say(f"{label}{link_for_a_person(address)}")
 
 
-def print_document(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2))
+def print_document(document: Mapping[str, Any]) -> None:
+    click.echo(json.dumps({"version": DOCUMENT_VERSION, **document}, indent=2))
 
 
 def open_streams() -> None:

@@ -14,13 +14,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict
 
 from zerotune.trial_lib.plan.plan_record import PlannedTrials, PlanRecord
 from zerotune.trial_lib.records.candidate import FrozenRecord
-from zerotune.trial_lib.records.folders import FullExperimentRecord, StudyStatus
+from zerotune.trial_lib.records.folders import DOCUMENT_VERSION, FullExperimentRecord, StudyStatus
 from zerotune.trial_lib.records.step_account import StepAccount
 from zerotune.trial_lib.report.study_view import LeaderboardRow
 from zerotune.trial_lib.study.earlier import SinceLast
@@ -58,6 +58,7 @@ class Study(FrozenRecord):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    version: Literal[1] = DOCUMENT_VERSION
     study: str  # its id
     folder: Path  # that has all of it
     status: StudyStatus
@@ -89,6 +90,7 @@ class Plan(PlanRecord):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    version: Literal[1] = DOCUMENT_VERSION
     folder: Path  # that has all of it
     best_ds_config: dict[str, Any] | None  # the answer's DeepSpeed configuration. None if nothing fits.
     best_ds_config_path: Path | None
@@ -132,6 +134,23 @@ def plan(command: str | Sequence[str], *, folder: Path | str = ".", progress: bo
         CommandError: the input is wrong, or the program cannot be foreseen. If nothing fits, that is a plan as well.
     """
     return Plan.model_validate(_run("plan", command, folder, progress, options).answer)
+
+
+# What the schemas beside this file describe: the documents of `--json`. `make schema` writes them.
+SCHEMAS = {Path(__file__).with_name(f"{record.__name__.lower()}.schema.json"): record for record in (Study, Plan)}
+
+
+def schema_text(record: type[FrozenRecord]) -> str:
+    """The JSON Schema of a document. A later ZeroTune may add fields without another version."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **record.model_json_schema()}
+    return json.dumps(_open(schema), indent=2) + "\n"
+
+
+def _open(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        closed = ("additionalProperties", False)
+        return {name: _open(value) for name, value in schema.items() if (name, value) != closed}
+    return [_open(each) for each in schema] if isinstance(schema, list) else schema
 
 
 class _Ended(FrozenRecord):
@@ -232,3 +251,8 @@ class _Bar:
 
     def close(self) -> None:
         self._bar.close()
+
+
+if __name__ == "__main__":
+    for path, record in SCHEMAS.items():
+        path.write_text(schema_text(record))

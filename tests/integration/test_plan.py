@@ -7,10 +7,12 @@ import signal
 import stat
 from pathlib import Path
 
+import jsonschema
 import mlflow
 import pytest
 
 from tests.study_fixtures import Zerotune
+from zerotune.api import Plan, schema_text
 from zerotune.trial_lib.plan.plan_record import PlanPaths, PlanRecord, read_run
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -129,6 +131,7 @@ def test_a_yaml_is_planned_as_a_command_is_and_json_is_one_document(zerotune):
     ended = zerotune.run("plan", "--on", "l4-24gb:2", "-z", "2", "--json", str(zerotune.config), str(zerotune.model))
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)
+    jsonschema.validate(document, json.loads(schema_text(Plan)))
     assert document["foreseen"] is True
     assert document["devices"][0]["device"] == "l4-24gb"
     assert Path(document["best_ds_config_path"]).is_file()

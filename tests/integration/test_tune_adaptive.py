@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from mlflow.tracking import MlflowClient
 from study_fixtures import Study, Zerotune, query
 
+from zerotune import api
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.study.history import AskedSweep, Withdrawn
@@ -26,6 +28,10 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, home: Path) -> tuple[Zerotun
 @pytest.fixture(scope="module")
 def study(tuned: tuple[Zerotune, dict[str, Any]]) -> Study:
     return tuned[0].study
+
+
+def test_the_answer_is_of_the_schema_that_the_package_has(tuned: tuple[Zerotune, dict[str, Any]]) -> None:
+    jsonschema.validate(tuned[1], json.loads(api.schema_text(api.Study)))
 
 
 def test_one_process_group_measures_several_sizes_each_a_trial_of_its_own(study: Study) -> None:

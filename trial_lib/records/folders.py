@@ -4,7 +4,7 @@ import platform
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import Field, field_validator
 
@@ -195,6 +195,9 @@ class RunRecord(FrozenRecord):
     def id(self) -> str:
         own: str = getattr(self, self.id_field)
         return own
+
+
+DOCUMENT_VERSION: Final = 1  # of the JSON documents of studies and plans, which `zerotune/*.schema.json` describe
 
 
 class StudyRecord(RunRecord):

@@ -31,7 +31,7 @@ def studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_list_has_every_study_with_its_answer(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list_command(as_json=True) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["studies"]
     assert {each["study_id"] for each in listed} == {STUDY_ID, SECOND}
     (studies / SECOND / "study.json").write_text("{")
     assert list_command(as_json=False) == 0
@@ -42,7 +42,7 @@ def test_a_list_has_every_study_with_its_answer(studies: Path, capsys: pytest.Ca
 
 def test_two_studies_show_what_differs_and_no_more(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_command(STUDY_ID, SECOND, as_json=True) == 0
-    first, second = json.loads(capsys.readouterr().out).values()
+    first, second = json.loads(capsys.readouterr().out)["answers"]
     assert second["gain"] == "1.25x (1.20 to 1.30)"
     assert first["gain"] != second["gain"]
     # Versions and settings are alike.

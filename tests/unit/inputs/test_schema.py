@@ -5,6 +5,7 @@ import jsonschema
 import pytest
 import yaml
 
+from zerotune import api
 from zerotune.trial_lib.inputs.config import SCHEMA_PATH, schema_text
 
 DETERMINEDS = """
@@ -35,6 +36,13 @@ def validate(document: Any) -> None:
 
 def test_the_committed_schema_is_current() -> None:
     assert SCHEMA_PATH.read_text() == schema_text(), "run: python -m zerotune.trial_lib.inputs.config"
+
+
+def test_the_committed_schemas_of_answers_are_current() -> None:
+    for path, record in api.SCHEMAS.items():
+        text = api.schema_text(record)
+        assert path.read_text() == text, "run: python -m zerotune.api"
+        jsonschema.Draft202012Validator.check_schema(json.loads(text))
 
 
 def test_the_schema_is_a_schema() -> None:
