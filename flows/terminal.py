@@ -240,7 +240,7 @@ class LiveView:
     def _table(self, rows: list[LeaderboardRow]) -> Table:
         table = Table(box=None, pad_edge=False)
         table.add_column(no_wrap=True)
-        columns = trial_columns("live", self._metric)
+        columns = trial_columns("live", self._metric, rows)
         for column in columns:
             # A name that shows many knobs is cut, so that each trial has one line. `zerotune show` has it whole.
             justify = "right" if column.kind == "number" else "left"

@@ -76,10 +76,16 @@ TRIAL_COLUMNS = (
 )
 
 
-def trial_columns(table: TrialTable, metric: str) -> list[TrialColumn]:
-    """The columns of one table. If the metric itself is in samples/s, no second column has them, and so on."""
+def trial_columns(table: TrialTable, metric: str, rows: Sequence[LeaderboardRow] = ()) -> list[TrialColumn]:
+    """The columns of one table. If the metric itself is in samples/s, no second column has them, and so on.
+
+    `rows` are those of a table with little room. A word that is the same in all of them has no column there.
+    """
     of_metric = SEARCH_METRICS[metric].unit
     shown = [column for column in TRIAL_COLUMNS if table in column.tables and column.name != of_metric]
+    if len(rows) > 1:
+        words = ("word", "outcome")
+        shown = [each for each in shown if each.kind not in words or len({each.cell(row) for row in rows}) > 1]
     return [replace(column, name=metric) if column.name == _METRIC else column for column in shown]
 
 

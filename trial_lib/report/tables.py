@@ -294,10 +294,13 @@ def _confirmed(view: StudyView) -> Table:
 
 
 def _trials(view: StudyView) -> Table:
-    columns = trial_columns("show", view.metric)
+    ranked = view.ranked[:_TRIALS_SHOWN]
+    columns = trial_columns("show", view.metric, [trial.row for trial in ranked])
     numbers = tuple(column.name for column in columns if column.kind == "number")
     table = _table("trials", *(column.name for column in columns), right=numbers)
-    for trial in view.ranked[:_TRIALS_SHOWN]:
+    # What tells rows apart is never cut.
+    table.columns[[column.kind for column in columns].index("name")].overflow = "fold"
+    for trial in ranked:
         style = "green" if trial.number == view.best_number else None if trial.completed else "dim"
         table.add_row(*(escape(column.cell(trial.row)) for column in columns), style=style)
     if len(view.trials) > _TRIALS_SHOWN:
