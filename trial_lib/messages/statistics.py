@@ -59,25 +59,30 @@ class Ratio:
 def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: float) -> dict[str, Ratio]:
     """Returns the ratio of everything else to the reference, by name.
 
-    Student's t on the logarithms of the rounds' ratios. Two or more things share the estimate of the noise. Its
-    variance is the residual of the additive model (thing + round), with (things - 1) * (rounds - 1) degrees of freedom.
-    A thing that varies more than the others gets the larger variance of its own ratios.
+    Student's t on the logarithms of the rounds' ratios. Two or more things share the estimate of the noise, the mean of
+    their variances. It knows the less, the more their ratios vary together because of the reference. A thing that
+    varies more than the others gets the larger variance of its own ratios.
 
     Args:
         rounds: the positive measurements of each round, by name. All rounds have the same names.
         error: the probability that one interval misses the true value.
     """
     count = len(rounds)
-    logs = {name: [math.log(row[name]) for row in rounds] for name in rounds[0]}
-    shared = 2.0 * _residual_variance(list(logs.values())) if count > 1 else 0.0
+    logs = {name: [math.log(row[name] / row[reference]) for row in rounds] for name in rounds[0].keys() - {reference}}
+    variances = {name: statistics.variance(values) if count > 1 else math.inf for name, values in logs.items()}
+    shared, freedom = statistics.fmean(variances.values()), count - 1
+    if len(logs) > 1 and 0.0 < shared < math.inf:
+        things = len(logs)
+        # Of the sum of k things the variance is k + k (k - 1) r times that of one, with their correlation r. A mean of
+        # k variances has as many degrees of freedom as k / (1 + (k - 1) r**2) of them.
+        of_sum = statistics.variance([sum(values) for values in zip(*logs.values(), strict=True)])
+        together = min(max((of_sum / things / shared - 1.0) / (things - 1), 0.0), 1.0)
+        freedom = int((count - 1) * things / (1.0 + (things - 1) * together**2))
     found = {}
-    for name in logs.keys() - {reference}:
-        differences = [ours - theirs for ours, theirs in zip(logs[name], logs[reference], strict=True)]
-        mean = statistics.fmean(differences)
-        half = math.inf
+    for name, values in logs.items():
+        mean, half = statistics.fmean(values), math.inf
         if count > 1:
-            variance = max(shared, statistics.variance(differences))
-            half = t_quantile(1.0 - error / 2.0, (len(logs) - 1) * (count - 1)) * math.sqrt(variance / count)
+            half = t_quantile(1.0 - error / 2.0, freedom) * math.sqrt(max(shared, variances[name]) / count)
         found[name] = Ratio(math.exp(mean), _exp(mean - half), _exp(mean + half))
     return found
 
@@ -109,17 +114,6 @@ def chance_to_tell(gain: Ratio, rounds: int, later: int, others: int, error: flo
 def geometric_mean(values: Sequence[float], error: float) -> Ratio:
     """Returns the geometric mean of repeated measurements, one of each process, with its interval."""
     return ratios_to("one", [{"one": 1.0, "value": value} for value in values], error)["value"]
-
-
-def _residual_variance(rows: Sequence[Sequence[float]]) -> float:
-    columns = [statistics.fmean(column) for column in zip(*rows, strict=True)]
-    whole = statistics.fmean(columns)
-    left = [
-        (value - statistics.fmean(row) - column + whole) ** 2
-        for row in rows
-        for value, column in zip(row, columns, strict=True)
-    ]
-    return sum(left) / ((len(rows) - 1) * (len(columns) - 1))
 
 
 def _exp(power: float) -> float:

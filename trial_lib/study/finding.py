@@ -110,7 +110,8 @@ class Finding(FrozenRecord):
         each = f"more {rounds} of about {duration(max(self.round_seconds, 1.0))} each"
         if self.more_rounds > MOST_FORESEEN:
             return f"Not even {MOST_FORESEEN} {each} would surely settle it."
-        return f"{self.more_rounds} {each} would probably settle it."
+        seems = next((f"{one.gain.value:.2f}x" for one in self.candidates if one.gain is not None), "")
+        return f"If the best is {seems} as fast, as it seems, {self.more_rounds} {each} would probably settle it."
 
     @property
     def failure(self) -> str:

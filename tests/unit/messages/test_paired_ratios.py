@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from zerotune.trial_lib.messages.statistics import geometric_mean, ratios_to
+from zerotune.trial_lib.messages.statistics import chance_to_tell, geometric_mean, ratios_to
 
 
 def test_what_drifts_within_no_round_is_in_no_ratio() -> None:
@@ -39,7 +39,12 @@ def test_one_round_says_nothing_of_the_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise", "most"), [({"own": 0.02, "a": 0.02, "b": 0.02}, 0.06), ({"own": 0.02, "a": 0.06, "b": 0.02}, 0.1)]
+    ("noise", "most"),
+    [
+        ({"own": 0.02, "a": 0.02, "b": 0.02}, 0.06),
+        ({"own": 0.02, "a": 0.06, "b": 0.02}, 0.1),
+        ({"own": 0.06, "a": 0.02, "b": 0.02, "c": 0.02}, 0.06),
+    ],
 )
 def test_an_interval_leaves_out_the_truth_as_seldom_as_it_says(noise: dict[str, float], most: float) -> None:
     draws = random.Random(5)
@@ -49,3 +54,16 @@ def test_an_interval_leaves_out_the_truth_as_seldom_as_it_says(noise: dict[str, 
         found = ratios_to("own", rounds, 0.05)["a"]
         missed += found.low > 1.0 or found.high < 1.0
     assert missed <= most * 2000
+
+
+@pytest.mark.parametrize("later", [12, 40])
+def test_the_chance_that_more_rounds_tell_is_how_often_they_do(later: int) -> None:
+    draws = random.Random(6)
+    foreseen, told, times = 0.0, 0, 1000
+    for _ in range(times):
+        gain = draws.uniform(-0.3, 0.3)
+        rounds = [{"own": 1.0, "a": math.exp(gain + draws.gauss(0, 0.1))} for _ in range(later)]
+        before, after = ratios_to("own", rounds[:8], 0.01)["a"], ratios_to("own", rounds, 0.01)["a"]
+        foreseen += chance_to_tell(before, 8, later, 1, 0.01, 1.02)
+        told += after.low > 1.0 or after.high < 1.02
+    assert foreseen / times == pytest.approx(told / times, abs=0.03)

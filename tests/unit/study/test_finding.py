@@ -98,11 +98,12 @@ def test_processor_time_is_a_note_where_it_says_something_else() -> None:
 
 
 def test_an_open_question_comes_with_the_rounds_that_would_settle_it() -> None:
-    equal = confirmed(verdict="equal")
+    equal = confirmed(verdict="equal", gain=Estimate(value=1.06, low=0.97, high=1.16))
     undecided = {"winner": OWN, "candidates": (equal,), "round_seconds": 34.2}
     beyond = "No configuration was faster than yours beyond the noise."
     assert finding(**undecided, more_rounds=12).sentence == (
-        f"{beyond} 12 more rounds of about 34 s each would probably settle it."
+        f"{beyond} If the best is 1.06x as fast, as it seems, "
+        "12 more rounds of about 34 s each would probably settle it."
     )
     assert finding(**undecided, more_rounds=1001).sentence == (
         f"{beyond} Not even 1000 more rounds of about 34 s each would surely settle it."
