@@ -167,7 +167,8 @@ def test_all_of_a_study_arrives(where: str, request: pytest.FixtureRequest, tmp_
     parent = parent_of(runs_of(uri, "whole"))
     assert parent.info.status == "FINISHED"
     assert parent.info.end_time == 2_000_000
-    assert parent.data.metrics == {"throughput": 20.0, "gain": 1.5}
+    assert parent.data.metrics == {"throughput": 20.0, "samples_per_s": 20.0, "gain": 1.5}
+    assert [run.data.tags["trial"] for run in runs_of(uri, "whole") if "winner" in run.data.tags] == ["0002"]
     assert parent.data.tags["mlflow.note.content"].startswith("**1.50x faster than your configuration")
     assert files_of(uri, parent) == {
         "best_ds_config.json",
@@ -235,7 +236,10 @@ def test_the_experiment_is_one_of_model_training_and_has_a_view_of_the_trials(st
     runs = client.search_runs(
         [experiment.experiment_id], shown["searchFilter"], order_by=[f"{shown['orderByKey']} {order}"]
     )
-    assert [run.data.tags["trial"] for run in runs] == ["0001", "0000"]
+    # The study's own run has no measurement yet, so it comes last.
+    assert [run.data.tags.get("trial") for run in runs] == ["0001", "0000", None]
+    assert runs[0].data.metrics["samples_per_s"] == runs[0].data.metrics["throughput"]
+    assert "hello" in experiment.tags["mlflow.note.content"]
 
 
 def test_a_kind_that_a_person_has_chosen_stays(store: str, tmp_path: Path) -> None:

@@ -190,6 +190,8 @@ class RunRecord(FrozenRecord):
     ended_at: Seconds | None = None  # seconds since the epoch
     flow_run_id: str | None = None  # the Prefect flow run that began it and resumes it; None for a command's
     whereabouts: Whereabouts | None = None  # when it was last opened, by which a copy is recognised
+    git_commit: str = ""  # of the model directory when it began. Empty if that is in no repository.
+    user: str = ""  # who began it
 
     @property
     def id(self) -> str:

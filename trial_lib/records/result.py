@@ -151,6 +151,9 @@ class Metric:
     # the same proportions.
     is_throughput: bool = False
     instead: str = ""  # the metric to go by if the model shows no figure for this one; empty if it always does
+    # Its name with the unit for MLflow, which shows bare numbers, and how much of it one of that unit is
+    with_unit: str = ""
+    of_unit: float = 1.0
 
     def better(self, value: float, than: float) -> bool:
         return value < than if self.smaller_is_better else value > than
@@ -162,8 +165,15 @@ class Metric:
 SEARCH_METRICS = {
     metric.name: metric
     for metric in (
-        Metric("FLOPS_per_gpu", "FLOP/s", is_throughput=True, instead="throughput"),
-        Metric("throughput", "samples/s", is_throughput=True),
+        Metric(
+            "FLOPS_per_gpu",
+            "FLOP/s",
+            is_throughput=True,
+            instead="throughput",
+            with_unit="TFLOPS_per_gpu",
+            of_unit=1e12,
+        ),
+        Metric("throughput", "samples/s", is_throughput=True, with_unit="samples_per_s"),
         Metric("forward", "s", smaller_is_better=True),
         Metric("backward", "s", smaller_is_better=True),
         Metric("latency", "s", smaller_is_better=True),

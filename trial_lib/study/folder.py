@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import getpass
 import hashlib
 import json
 import logging
@@ -9,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -123,6 +125,20 @@ def new_id(name: str) -> str:
     """A unique id for a study or full experiment of that name. It is a valid name of a folder."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "study"
     return f"{plain[:_LONGEST_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def provenance(model_dir: Path) -> dict[str, str]:
+    """Who begins a run, and the commit of the code: fields of `RunRecord`."""
+    found = {}
+    with contextlib.suppress(OSError, KeyError):
+        found["user"] = getpass.getuser()
+    # Git is not needed for anything else. It may be missing, or refuse a folder of another user's.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        words = ["git", "-C", str(model_dir), "rev-parse", "HEAD"]
+        found["git_commit"] = subprocess.run(
+            words, capture_output=True, text=True, timeout=2, check=True
+        ).stdout.strip()
+    return found
 
 
 def new_folder(path: Path, what: str, experiment: Experiment, whole: Path) -> None:

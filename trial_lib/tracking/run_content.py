@@ -28,6 +28,7 @@ from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.folders import (
     FullExperimentPaths,
     FullExperimentRecord,
+    RunRecord,
     StudyPaths,
     StudyRecord,
     StudyStatus,
@@ -146,6 +147,7 @@ STAGE_PARAM = "zero_stage"
 MICRO_BATCH_PARAM = "micro_batch_size"
 ACCUMULATION_PARAM = ACCUMULATION
 FULL_EXPERIMENT = "full_experiment"
+WINNER = "winner"  # the tag of the trial that is the answer
 _PARENT = "mlflow.parentRunId"
 IDS = (STUDY_ID, RECORD_ID, _PARENT)  # the tags by which runs are found
 DESCRIPTION = "mlflow.note.content"
@@ -190,7 +192,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
     answer = json.loads(paths.best_ds_metrics.read_text()) if paths.best_ds_metrics.exists() else {}
     metrics = {
         **_profile_metrics(paths),
-        **answer.get("metrics", {}),
+        **_with_units(answer.get("metrics", {})),
         **({} if record.gain is None else {"gain": record.gain}),
         **dict(zip(("gain_low", "gain_high"), record.gain_interval or (), strict=False)),
         **_plan_metrics(PlannedTrials.in_file(paths.planned_trials)),
@@ -213,11 +215,28 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         status=_STATUS[record.status],
         started_at=record.started_at,
         ended_at=record.ended_at,
-        tags=as_tags({STUDY_ID: record.study_id, RECORD_ID: record.study_id, **tags}),
+        tags=as_tags({STUDY_ID: record.study_id, RECORD_ID: record.study_id, **_source(record), **tags}),
         params=as_params(params),
         metrics=as_points(metrics),
         artifacts=[file for file in study_artifacts(paths) if file.exists()],
     )
+
+
+def _with_units(metrics: Mapping[str, float]) -> dict[str, float]:
+    # MLflow's columns are bare numbers, so those that people read first stand there once more, in a unit of the name.
+    known = (metric for metric in SEARCH_METRICS.values() if metric.with_unit and metric.name in metrics)
+    shown = {metric.with_unit: float(f"{metrics[metric.name] / metric.of_unit:.5g}") for metric in known}
+    return {**metrics, **shown}
+
+
+def _source(record: RunRecord) -> dict[str, str]:
+    # Tags by which MLflow shows who trained what. A record of an older version has neither.
+    found = {
+        "mlflow.source.name": record.model_dir,
+        "mlflow.source.git.commit": record.git_commit,
+        "mlflow.user": record.user,
+    }
+    return {"mlflow.source.type": "LOCAL", **{name: value for name, value in found.items() if value}}
 
 
 def _plan_metrics(planned: PlannedTrials | None) -> dict[str, float]:
@@ -342,7 +361,7 @@ def _trial_metrics(result: TrialResult) -> dict[str, float]:
         "allocator_retries_counted": result.memory.counted_retries,
     }
     return {
-        **result.metrics,
+        **_with_units(result.metrics),
         **{name: float(max(ranks)) for name, ranks in memory.items() if ranks},
         **_device_metrics(result.devices),
         **{f"phase.{name}": seconds for name, seconds in result.phases.items()},
@@ -377,6 +396,7 @@ def full_experiment_content(
         "batches": "" if record.batches is None else str(record.batches),
         "best_checkpoint": record.best_checkpoint or "",
         **best,
+        **_source(record),
         DESCRIPTION: "\n\n".join(description),
     }
     params = {

@@ -20,6 +20,7 @@ from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, sent_document,
 from zerotune.trial_lib.messages.files import OWNERS_FILE, OWNERS_FOLDER, make_own
 from zerotune.trial_lib.messages.orders import modules_in
 from zerotune.trial_lib.tracking.run_content import (
+    DESCRIPTION,
     IDS,
     KIND,
     PARAM_CHARACTERS,
@@ -103,6 +104,10 @@ def scratch_folder() -> Iterator[Path]:
 SENT = "sent"  # the tag that names the content of a run; set last
 _EXPERIMENT_KIND = "mlflow.experimentKind"
 _MODEL_TRAINING = "custom_model_development"
+_ABOUT = (
+    "Studies of **{}** by ZeroTune: which DeepSpeed configuration trains it fastest. A study's run has the answer, the "
+    "report and the winning configuration. Its child runs are the trials."
+)
 # A guess of MLflow's pages, not a user's choice.
 _GUESSED_KINDS = ("", "no_inferred_type", "custom_model_development_inferred", "genai_development_inferred")
 _SCHEMA_TIMEOUT_S = 120.0
@@ -158,6 +163,8 @@ class Runs:
         self._tags: dict[str, str] = {} if experiment is None else experiment.tags
         if self._tags.get(_EXPERIMENT_KIND, "") in _GUESSED_KINDS:
             self.tag_experiment(_EXPERIMENT_KIND, _MODEL_TRAINING)
+        if DESCRIPTION not in self._tags:
+            self.tag_experiment(DESCRIPTION, _ABOUT.format(experiment_name))
         self.found: dict[str, Any] = {}  # MLflow's runs at the start, by their records' ids
         # A run whose creation was answered too late exists twice. The one in use stays.
         for run in sorted(self.search(wanted), key=lambda run: SENT not in run.data.tags):
@@ -222,6 +229,9 @@ class Runs:
 
         for batch in _batches(points, _METRICS_BATCH):
             self._client.log_batch(run_id, metrics=[Metric(*point) for point in batch])
+
+    def tag(self, content: RunContent, name: str, value: str) -> None:
+        self._client.set_tag(self.run_of(content), name, value)
 
     def mark(self, run_id: str, sent: str) -> None:
         self._client.set_tag(run_id, SENT, sent)

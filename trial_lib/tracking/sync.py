@@ -26,6 +26,7 @@ from zerotune.trial_lib.records.folders import (
     FullExperimentRecord,
     StudyPaths,
     StudyRecord,
+    StudyStatus,
     TrialPaths,
     work_dir_of,
 )
@@ -36,10 +37,10 @@ from zerotune.trial_lib.tracking.run_content import (
     FULL_EXPERIMENT,
     MICRO_BATCH_PARAM,
     PLAN,
-    PURPOSE,
     RECORD_ID,
     STAGE_PARAM,
     STUDY_ID,
+    WINNER,
     RunContent,
     full_experiment_content,
     legal_name,
@@ -64,13 +65,15 @@ _MLFLOWS_SECTION = "Model metrics"
 def trials_view(record: StudyRecord) -> tuple[str, str]:
     """A study's view as an experiment's tag: its name and its value. The same record gives the same view."""
     metric = SEARCH_METRICS[record.metric]
-    value = f"metrics.`{metric.name}`"
+    value = f"metrics.`{metric.with_unit or metric.name}`"
+    units = [f"metrics.`{each.with_unit}`" for each in SEARCH_METRICS.values() if each.with_unit]
     knobs = [*_KNOBS, *(legal_name(path_of(place)) for place in record.switches)]
     params = [f"params.`{name}`" for name in knobs]
-    columns = [value, *params, "tags.`outcome`", "attributes.`Description`"]
+    columns = [f"tags.`{WINNER}`", *dict.fromkeys((value, *units)), *params]
+    columns += ["tags.`outcome`", "attributes.`Description`"]
     state = {
-        # Only the trials. The study's own run would count as one of them.
-        "searchFilter": f"tags.{STUDY_ID} = '{record.study_id}' AND tags.{PURPOSE} LIKE '%'",
+        # The study's own run is one of them: it has the answer, the report and the configuration.
+        "searchFilter": f"tags.{STUDY_ID} = '{record.study_id}'",
         "orderByKey": value,
         "orderByAsc": metric.smaller_is_better,
         "selectedColumns": columns,
@@ -237,6 +240,10 @@ class StudySync(Sync):
             if fingerprint not in self._hashes:  # a result contains its trial's id, so no two have the same hash
                 self._send(runs, trial_content(record, trial, run_id), fingerprint)
             self._settled.add(name)
+        if record.status is StudyStatus.COMPLETED and record.best_number is not None:
+            best = paths.trial(record.best_number)
+            if best.result.exists():
+                runs.tag(trial_content(record, best, run_id), WINNER, "winner")
 
     def _send(self, runs: Runs, content: RunContent, fingerprint: str) -> None:
         super()._send(runs, content, fingerprint)

@@ -84,6 +84,7 @@ def test_metrics_memory_and_phases_arrive_and_steps_have_numbers(tmp_path: Path)
     )
     assert content.metrics == [
         MetricValue("throughput", 12.5),
+        MetricValue("samples_per_s", 12.5),
         MetricValue("peak_memory", 30.0),
         MetricValue("allocator_retries", 1.0),
         MetricValue("allocator_retries_counted", 2.0),
@@ -157,7 +158,10 @@ def test_long_values_are_cut_and_odd_names_made_plain(tmp_path: Path) -> None:
 def test_a_value_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     paths = StudyPaths(tmp_path)
     paths.best_ds_metrics.write_text('{"metrics": {"loss": NaN, "throughput": 3.0}}')
-    assert study_content(RECORD, paths).metrics == [MetricValue("throughput", 3.0)]
+    assert study_content(RECORD, paths).metrics == [
+        MetricValue("throughput", 3.0),
+        MetricValue("samples_per_s", 3.0),
+    ]
 
 
 def test_a_study_that_runs_says_so(tmp_path: Path) -> None:
