@@ -152,6 +152,14 @@ def test_trial_classes_and_trainers_are_measured_on_the_longest_batch(trials: An
     assert (result.longest_sequence, result.note) == (LONGEST, "")
 
 
+@pytest.mark.parametrize(
+    ("planned", "samples"), [pytest.param(trial_class_plan, 70, marks=pytest.mark.long), (trainer_plan, 1000)]
+)
+def test_trial_classes_and_trainers_begin_elsewhere_in_their_data(trials: Any, planned: Any, samples: int) -> None:
+    result = completed(trials.start(dataclasses.replace(planned(trials), data_offset=0.5)).result())
+    assert (result.data_offset, result.data_places) == (samples // 2, samples)
+
+
 def test_data_of_one_length_are_left_alone(trials: Any) -> None:
     result = trial(trials, "--fixed", "12", longest=None)
     assert set(lengths(trials, result)) == {12}

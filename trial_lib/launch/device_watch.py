@@ -17,7 +17,7 @@ from zerotune.trial_lib.device.base import DeviceState, Host, Tenant
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.outcome import read_record
 from zerotune.trial_lib.rank.endings import ENDED, WORKS, RankEnd
-from zerotune.trial_lib.records.result import Neighbour, TrialDevice
+from zerotune.trial_lib.records.result import Neighbour, TrialDevice, TrialResult
 from zerotune.trial_lib.records.units import bytes_shown
 
 _PERIOD_S = 2.0
@@ -168,14 +168,40 @@ def watched(host: Host, slots: Sequence[str]) -> Iterator[DeviceWatch]:
 
 def note_devices(devices: Sequence[TrialDevice], label: str, note: Callable[[str], None]) -> None:
     for device in devices:
-        if reasons := unusual_reasons(device):
+        if reasons := _unusual([device]):
             note(f"{label}: the clock of {device.device} was held down by {', '.join(reasons)}")
         if device.company:
             note(f"{label}: others computed on {device.device} meanwhile: {company_said(device.company)}")
 
 
-def unusual_reasons(device: TrialDevice) -> list[str]:
-    return [reason for reason in device.held_down if reason not in _USUAL]
+def device_notes(results: Sequence[TrialResult]) -> list[str]:
+    """A sentence for each difference between devices that matters for the compared trials."""
+    notes = []
+    beside = [result for result in results if result.had_company]
+    if beside:
+        names = sorted(
+            {each.name or "a process" for one in beside for device in one.devices for each in device.company}
+        )
+        notes.append(
+            f"In {len(beside)} of {len(results)} of these trials other processes computed on the same devices "
+            f"({', '.join(names)}). These trials are slower than they would be alone."
+        )
+    # Cores are alike, and are chosen again for each trial.
+    sets = {tuple(sorted(device.device for device in one.devices if device.model)) for one in results if one.devices}
+    if len(sets) > 1:
+        notes.append(
+            f"These trials ran on {len(sets)} different sets of devices, because other processes held some meanwhile. "
+            "Cards of one model differ by a few percent."
+        )
+    held = [one for one in results if _unusual(one.devices)]
+    if held:
+        reasons = sorted({reason for one in held for reason in _unusual(one.devices)})
+        notes.append(f"In {len(held)} of {len(results)} of these trials a clock was held down by {', '.join(reasons)}.")
+    return notes
+
+
+def _unusual(devices: Sequence[TrialDevice]) -> list[str]:
+    return [reason for device in devices for reason in device.held_down if reason not in _USUAL]
 
 
 def company_said(company: Sequence[Neighbour]) -> str:

@@ -337,6 +337,10 @@ class Measured(ExactRecord):
     initial_weights: list[float] = field(default_factory=list)  # two sums over some parameters, if known
     elsewhere: bool = False  # whether the rank came to another kind of device, which says nothing of the candidate
     micro_batch_arrived: int | None = None  # samples that a rank's forward pass really received. None if none did.
+    # Samples of a rank that came before its first (or batches, if a batch sampler of the program's makes them). None if
+    # the trial was to begin elsewhere and the program's data could not be moved, and in records of earlier versions.
+    data_offset: int | None = None
+    data_places: int | None = None  # how many that order has. None for a stream, and where nothing was moved.
     # Tokens in a sample of the longest micro-batch that a rank trained on. The peak includes its memory. None if the
     # inputs show no tokens.
     longest_sequence: int | None = None

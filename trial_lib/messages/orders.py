@@ -110,6 +110,9 @@ class ProbeSettings:
     traces: bool = False  # whether some steps after the counted ones are traced
     # Model replicas that the engine has to have, if the candidate's layout decides on them; else None
     replicas: int | None = None
+    # Where the program's data begin: the share of an epoch that comes before. 0 for the beginning.
+    data_offset: float = 0.0
+    stream_offset: int = 0  # the samples of a rank that come before, for data without a length
     ends_at_unbuilt_ops: bool = False  # whether a rank ends where DeepSpeed would compile an op
 
 

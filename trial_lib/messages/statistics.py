@@ -46,7 +46,7 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Ratio:
-    value: float  # geometric mean over the rounds
+    value: float  # over all rounds
     low: float  # the interval's lower end; 0 for a single round
     high: float  # its upper end; infinite for a single round
 
@@ -57,18 +57,26 @@ class Ratio:
 
 
 def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: float) -> dict[str, Ratio]:
-    """Returns the ratio of everything else to the reference, by name.
+    """Returns the ratio of everything else to the reference, by name: of all work to all time of the rounds.
 
-    Student's t on the logarithms of the rounds' ratios. Two or more things share the estimate of the noise, the mean of
-    their variances. It knows the less, the more their ratios vary together because of the reference. A thing that
-    varies more than the others gets the larger variance of its own ratios.
+    Each round has the same work for all things, and other work than the next round. A training pays for all of it, so
+    a long round counts more than a short one. Where rounds are alike, this is the geometric mean of their ratios.
+
+    Student's t on the jackknife's values of the logarithms (Cochran, Sampling Techniques, 6.17). Two or more things
+    share the estimate of the noise, the mean of their variances. It knows the less, the more their ratios vary together
+    because of the reference. A thing that varies more than the others gets the larger variance of its own ratios.
 
     Args:
-        rounds: the positive measurements of each round, by name. All rounds have the same names.
+        rounds: the positive measurements of each round, by name, as work per time. All rounds have the same names.
         error: the probability that one interval misses the true value.
     """
     count = len(rounds)
-    logs = {name: [math.log(row[name] / row[reference]) for row in rounds] for name in rounds[0].keys() - {reference}}
+    times = {name: [1.0 / row[name] for row in rounds] for name in rounds[0]}
+    added = {name: _added_by_each(seconds) for name, seconds in times.items()}
+    logs = {
+        name: [ours - theirs for ours, theirs in zip(added[name], added[reference], strict=True)]
+        for name in times.keys() - {reference}
+    }
     variances = {name: statistics.variance(values) if count > 1 else math.inf for name, values in logs.items()}
     shared, freedom = statistics.fmean(variances.values()), count - 1
     if len(logs) > 1 and 0.0 < shared < math.inf:
@@ -79,8 +87,8 @@ def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: floa
         together = min(max((of_sum / things / shared - 1.0) / (things - 1), 0.0), 1.0)
         freedom = int((count - 1) * things / (1.0 + (things - 1) * together**2))
     found = {}
-    for name, values in logs.items():
-        mean, half = statistics.fmean(values), math.inf
+    for name in logs:
+        mean, half = math.log(sum(times[reference]) / sum(times[name])), math.inf
         if count > 1:
             half = t_quantile(1.0 - error / 2.0, freedom) * math.sqrt(max(shared, variances[name]) / count)
         found[name] = Ratio(math.exp(mean), _exp(mean - half), _exp(mean + half))
@@ -111,8 +119,16 @@ def chance_to_tell(gain: Ratio, rounds: int, later: int, others: int, error: flo
     return min(1.0, above(half) + 1.0 - above(math.log(worth) - half))
 
 
-def geometric_mean(values: Sequence[float], error: float) -> Ratio:
-    """Returns the geometric mean of repeated measurements, one of each process, with its interval."""
+def _added_by_each(seconds: Sequence[float]) -> list[float]:
+    # The values of the jackknife for minus the logarithm of their mean: n of that of all, less n - 1 of the rest's.
+    whole, count = sum(seconds), len(seconds)
+    if count == 1:
+        return [-math.log(whole)]
+    return [(count - 1) * math.log((whole - each) / (count - 1)) - count * math.log(whole / count) for each in seconds]
+
+
+def mean_rate(values: Sequence[float], error: float) -> Ratio:
+    """Returns all work over all time of measurements (work per time, one of each process), with its interval."""
     return ratios_to("one", [{"one": 1.0, "value": value} for value in values], error)["value"]
 
 

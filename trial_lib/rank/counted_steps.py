@@ -181,7 +181,7 @@ class StepLosses:
 
 # The step time of a program that waits for the workers of a data loader
 
-# With a smaller share of waiting, the median is off by no more than this share.
+# With a smaller share of waiting, the mean of any steps is off by no more than this share.
 _LEAST_SHARE = 0.1
 # A cycle of more steps would take too long to measure.
 _LONGEST = 32
@@ -198,13 +198,13 @@ class WorkerCycle:
     """The cycle of a loader's workers in some counted steps."""
 
     length: int = 1  # of the cycle in steps; 1 if the program does not wait for workers
-    # Where each counted step is in its cycle, as `StepLoading.phase` has it. Empty if `length` is 1.
+    # Where each counted step is in its cycle, as `StepLoading.phase` has it. May be empty if `length` is 1.
     phases: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, phases: Sequence[float], length: int, share: float) -> "WorkerCycle":
         if share < _LEAST_SHARE or not 1 < length <= _LONGEST:
-            return cls()
+            return cls(1, tuple(phases))
         # An epoch of a single step has no others.
         return cls(length, tuple(phases) if any(map(_is_in_cycle, phases)) else (0.0,) * len(phases))
 
@@ -220,7 +220,10 @@ class WorkerCycle:
 
     def step_time(self, step_times: Sequence[float]) -> float:
         if self.length == 1:
-            return statistics.median(step_times)
+            pairs = itertools.zip_longest(step_times, self.phases, fillvalue=-1.0)
+            usual = [seconds for seconds, phase in pairs if phase < math.inf]
+            # A training pays the start of workers once an epoch. Two starts show how long that is.
+            return statistics.fmean(usual if len(step_times) - len(usual) == 1 and usual else step_times)
         of_phases: dict[float, list[float]] = {}
         for phase, seconds in zip(self.phases, step_times, strict=True):
             if _is_in_cycle(phase):
@@ -366,21 +369,23 @@ class CountedSteps:
     def metrics(
         self, watch: EngineWatch, flops_per_sample: float | None, formats: Collection[str] | None
     ) -> dict[str, float]:
-        """The metrics by name, for an engine whose ranks have agreed.
+        """The metrics by name, for an engine whose ranks have agreed: all samples over all time of the counted steps.
 
         FLOPs of a sample are the same in all trials of a study: padding to the longest of a micro-batch would otherwise
         count as work. None counts them here. `formats` are of the program's arithmetic, beside the engine's, and decide
         on the peak that model FLOPs utilisation is relative to. None leaves the utilisation out.
         """
-        engine, ranks = watch.engine, torch.distributed.get_world_size()
-        medians = {part: statistics.median(step.seconds[part] for step in self.in_use) for part in (*PARTS, "cpu")}
-        parts = dict(zip(PARTS, most([medians[part] for part in PARTS], engine), strict=True))
-        own_tokens = statistics.fmean(step.arrived["tokens"] for step in self.in_use)
-        cpu_seconds, all_samples, all_tokens, with_tokens = total(
-            [medians["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0)], engine
+        engine, ranks, steps = watch.engine, torch.distributed.get_world_size(), self.in_use
+        # A training pays for every step, the slow ones too. So these are means, and the clock runs on between steps.
+        means = {part: statistics.fmean(step.seconds[part] for step in steps) for part in (*PARTS, "cpu")}
+        own_latency = self._cycle.step_time([step.seconds["latency"] for step in steps])
+        # The slowest rank over all steps. The slowest of each step would add up to more than the clock shows.
+        latency, *parts = most([own_latency, *(means[part] for part in PARTS)], engine)
+        own_tokens = statistics.fmean(float(step.arrived["tokens"]) for step in steps)
+        sizes = [step.arrived["elements"] for step in steps]
+        cpu_seconds, all_samples, all_tokens, with_tokens, *all_sizes = total(
+            [means["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0), *sizes], engine
         )
-        # Throughput is that of the slowest rank, which all others wait for.
-        latency = self._cycle.step_time(self.slowest)
         replicas = replicas_of(engine)
         # Ranks of one replica have the same samples. An inner stage of a pipeline has as many as its engine is set to.
         samples = all_samples / ranks * replicas
@@ -388,8 +393,10 @@ class CountedSteps:
         metrics = {
             "latency": latency,
             "latency_spread": statistics.stdev(self.slowest) if len(self.slowest) > 1 else 0.0,
+            # Of the numbers in a step's batches. Without it all steps are the same work, as far as their batches show.
+            "data_spread": statistics.pstdev(all_sizes) / (statistics.fmean(all_sizes) or 1.0),
             "measured_steps": float(len(self.slowest)),
-            **parts,
+            **dict(zip(PARTS, parts, strict=True)),
             "throughput": samples / latency,
             **({"FLOPS_per_gpu": flops * samples / latency / ranks} if flops else {}),
         }

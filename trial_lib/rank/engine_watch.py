@@ -24,6 +24,7 @@ from zerotune.trial_lib.rank.loader_batches import (
     elements_in,
     shapes_of,
     tensors_in,
+    tokens_attended,
     tokens_in,
     tokens_per_row,
 )
@@ -143,8 +144,8 @@ class StepObserver(Protocol):
     def other_engine_stepped(self, engine: Any) -> None: ...  # an engine that was left out
 
 
-def _nothing_arrived() -> dict[str, float]:
-    return dict.fromkeys((*_ROWS, "micro_batches", "tokens"), 0.0)
+def _nothing_arrived() -> dict[str, Any]:
+    return dict.fromkeys((*_ROWS, "micro_batches", "tokens", "elements"), 0.0)
 
 
 class EngineWatch:
@@ -375,7 +376,10 @@ class EngineWatch:
         if len(self.sizes) < _MOST_SIZES:
             self.sizes.append(sizes)
         self._arrived["micro_batches"] += 1
-        self._arrived["tokens"] += tokens or 0
+        self._arrived["elements"] += elements_in(inputs)
+        attended = tokens_attended(inputs)
+        # A sum on the device stays there, because reading it would wait for the device.
+        self._arrived["tokens"] += (tokens or 0) if attended is None else attended * ranks
         for name, size in zip(_ROWS, sizes, strict=False):
             self._arrived[name] += size
         # Batches of `(sequence, batch)` are never stretched.

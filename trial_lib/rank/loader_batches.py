@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from zerotune.trial_lib.rank.data_offset import data_offset
 from zerotune.trial_lib.rank.patching import put
 
 
@@ -74,6 +75,17 @@ def tokens_in(inputs: Any) -> int | None:
     """The tokens in all rows; None if the inputs show none."""
     tokens = _tokens(inputs)
     return None if tokens is None else tokens.numel()
+
+
+def tokens_attended(inputs: Any) -> torch.Tensor | None:
+    """The tokens that an attention mask of 2 dimensions leaves, without padding; None if no mapping has one."""
+    if isinstance(inputs, Mapping):
+        mask = inputs.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            return mask.count_nonzero()
+        inputs = tuple(inputs.values())
+    found = map(tokens_attended, inputs) if isinstance(inputs, (list, tuple)) else ()
+    return next((each for each in found if each is not None), None)
 
 
 def _tokens(inputs: Any) -> torch.Tensor | None:
@@ -214,20 +226,26 @@ class LoaderBatches:
         original_init = _BaseDataLoaderIter.__init__
 
         def init(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            data_offset.move(loader)
             original_init(iterator, loader, *args, **kwargs)
             self._loaders[iterator] = weakref.ref(loader)
 
         put(_BaseDataLoaderIter, "__init__", init)
         put(_BaseDataLoaderIter, "__next__", taken)
+        data_offset.install()
 
     @property
     def came_empty(self) -> bool:
         """Whether the last loader that was read to train on had no batch at all."""
         return self._came_empty > 0
 
-    def start_over(self, ran_empty: Callable[[], None]) -> None:
-        """Begins another run of the program. `ran_empty` is called when it has read empty loaders again and again."""
+    def start_over(self, ran_empty: Callable[[], None], share: float = 0.0, of_stream: int = 0) -> None:
+        """Begins another run of the program, with its data at an offset as `DataOffset` has it.
+
+        `ran_empty` is called when the program has read empty loaders again and again.
+        """
         self._came_empty, self._ran_empty = 0, ran_empty
+        data_offset.share, data_offset.of_stream = share, of_stream
 
     @property
     def has_source(self) -> bool:
@@ -239,6 +257,11 @@ class LoaderBatches:
         iterator = self._last()
         loader = None if iterator is None else self._loaders.get(iterator)
         return None if loader is None else loader()
+
+    @property
+    def offset(self) -> tuple[int | None, int | None]:
+        """As `DataOffset.of` has it, of the loader that is read to train on."""
+        return data_offset.of(self.training_loader)
 
     @property
     def has_fixed_size(self) -> bool:

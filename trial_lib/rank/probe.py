@@ -511,13 +511,19 @@ class Probe:
     def _record(self, outcome: str, reason: str) -> Measurement:
         # The record of the counted steps, whatever ends the trial. Every rank takes part.
         watch = self._watched
-        (longest,) = most([float(watch.longest_sequence or 0)], watch.engine)
+        # With some loaders one rank reads for all.
+        offset, places = loader_batches.offset if self._order.data_offset else (0, None)
+        own = [float(-1 if each is None else each) for each in (watch.longest_sequence or 0, offset, places)]
+        longest, *moved = most(own, watch.engine)
+        offset, places = (None if each < 0 else int(each) for each in moved)
         measurement = Measurement(
             outcome=outcome,
             reason=reason,
             step_times=self._counted.slowest,
             micro_batch_arrived=watch.first_micro_batch,
             longest_sequence=int(longest) or None,
+            data_offset=offset,
+            data_places=places,
             note=" ".join(filter(None, (self._warm_up.note(int(longest)), self._counted.note))),
             memory=self.memory.figures(watch.device),
             phases=self._phases,

@@ -190,7 +190,7 @@ class ConfirmedView:
     verdict: str  # as in `Finding`; `own` for the user's configuration
     trials: tuple[int, ...]  # the numbers of its confirming trials
     micro_batch_size: int  # samples
-    throughput: Interval | None  # samples/s, the median over the fresh processes; the interval is the study's metric's
+    throughput: Interval | None  # samples/s over all fresh processes; the interval is the study's metric's
     gain: Interval | None  # over the user's configuration. None if there is nothing to compare.
     is_winner: bool  # whether it is the answer
     note: str  # why it failed, or the result of comparing its losses

@@ -126,8 +126,10 @@ def _confirmation(
     # With its trials so far. Those of a known winner come before the search, and the others after it.
     state, setup = driver.state, driver.setup
     formats = () if state.profile is None else state.profile.formats
+    program = None if state.profile is None else state.profile.program
+    varies = program is not None and program.longest_sequence is not None
     confirmation = Confirmation(
-        own, ranked, driver.metric, setup.device, search_seconds, submitted, formats, setup.free_switches
+        own, ranked, driver.metric, setup.device, search_seconds, submitted, formats, setup.free_switches, varies
     )
     first = _first_of_search(driver)
     for result in state.of_purpose(Purpose.CONFIRM):
@@ -151,6 +153,7 @@ def _next_plan(driver: StudyDriver, confirmation: Confirmation | None) -> TrialP
     if confirmation is None or confirmation.next is None:
         return None
     plan = driver.plan_again(Purpose.CONFIRM, confirmation.next)
+    plan = confirmation.data.in_round(plan, driver.setup.arguments.random_seed, confirmation.begun)
     same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
     return replace(plan, traces=all(result.traced is None for result in same))
 

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerotune.trial_lib.device.this_host import kind_of
-from zerotune.trial_lib.launch.device_watch import unusual_reasons
+from zerotune.trial_lib.launch.device_watch import device_notes
 from zerotune.trial_lib.messages.measurement import TRACE
-from zerotune.trial_lib.messages.statistics import Ratio, chance_to_tell, geometric_mean, ratios_to
+from zerotune.trial_lib.messages.statistics import Ratio, chance_to_tell, mean_rate, ratios_to
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.records.switches import other_switches
 from zerotune.trial_lib.records.units import name_of
+from zerotune.trial_lib.study.data_window import DataWindow
 from zerotune.trial_lib.study.finding import (
     MOST_FORESEEN,
     ConfirmationVerdict,
@@ -88,36 +89,6 @@ def is_good(result: TrialResult, metric: str) -> bool:
     return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
 
 
-def device_notes(results: Sequence[TrialResult]) -> list[str]:
-    """A sentence for each difference between devices that matters for the compared trials."""
-    notes = []
-    beside = [result for result in results if result.had_company]
-    if beside:
-        names = sorted(
-            {each.name or "a process" for one in beside for device in one.devices for each in device.company}
-        )
-        notes.append(
-            f"In {len(beside)} of {len(results)} of these trials other processes computed on the same devices "
-            f"({', '.join(names)}). These trials are slower than they would be alone."
-        )
-    # Cores are alike, and are chosen again for each trial.
-    sets = {tuple(sorted(device.device for device in one.devices if device.model)) for one in results if one.devices}
-    if len(sets) > 1:
-        notes.append(
-            f"These trials ran on {len(sets)} different sets of devices, because other processes held some meanwhile. "
-            "Cards of one model differ by a few percent."
-        )
-    held = [one for one in results if _reasons_of(one)]
-    if held:
-        reasons = sorted({reason for one in held for reason in _reasons_of(one)})
-        notes.append(f"In {len(held)} of {len(results)} of these trials a clock was held down by {', '.join(reasons)}.")
-    return notes
-
-
-def _reasons_of(result: TrialResult) -> list[str]:
-    return [reason for device in result.devices for reason in unusual_reasons(device)]
-
-
 # The confirmation
 
 ERROR = 0.05
@@ -136,6 +107,7 @@ _PROBABLY = 0.8
 _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
+_RATES = ("throughput", "FLOPS_per_gpu", "mfu", "tokens_per_second")
 _WINS = ("faster", "uncompared")
 # Outcomes that follow from the size, and not from chance.
 _NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
@@ -158,6 +130,7 @@ class Confirmation:
         submitted: Candidate | None = None,
         formats: Collection[str] = (),
         free: Collection[str] = (),
+        data_vary: bool = False,
     ) -> None:
         self._own = own
         self._submitted = submitted if own is None else own.candidate
@@ -175,6 +148,8 @@ class Confirmation:
         self._disturbed: set[str] = set()  # measured again because other processes used the devices
         self._too_full = math.inf  # the least memory share of a candidate that then ran out
         self._heats = 0
+        self.begun = -1  # the round that is being measured, from 0 on, over all heats
+        self.data, self._data_vary = DataWindow(), data_vary
         self._next_heat()
 
     @property
@@ -257,6 +232,8 @@ class Confirmation:
         self._tried += near
         chosen = {one.key for one in near}
         self._left = [one for one in self._left if one.key not in chosen]
+        members = [(one.candidate, one.reading) for one in self._with_own(near)]
+        self.data = DataWindow.of(members, self._data_vary, max(self._share_s, _FLOOR_S) / _LOOKS[0])
         affordable = int(max(self._share_s, _FLOOR_S) / max(self._cost(near), 1e-9))
         rounds = min(max(affordable, _LEAST_ROUNDS), _MOST_ROUNDS)
         self._looks = (*(look for look in _LOOKS if look < rounds), rounds)
@@ -279,11 +256,12 @@ class Confirmation:
 
     def _cost(self, candidates: Sequence[Contender]) -> float:
         # The seconds of a round. A swept reading did not pay for its start, and the user's reading did.
-        seconds = [_seconds(one.reading) for one in self._with_own(candidates)]
+        seconds = [_seconds(one.reading) + self.data.more_seconds(one.reading) for one in self._with_own(candidates)]
         own = _seconds(self._own.reading) if self._own is not None else 0.0
         return sum(max(own, each) for each in seconds)
 
     def _begin_round(self) -> None:
+        self.begun += 1
         members = self._with_own(self._live)
         first = self._round % len(members)
         self._queue = members[first:] + members[:first]
@@ -395,6 +373,7 @@ class Confirmation:
             own=own_confirmed,
             candidates=tuple(one for one, _ in confirmed),
             winner=winner,
+            of_data=self.data.note(self._trials_of(own)[-self._round :]) if own is not None and self._round else "",
             on_devices=tuple(device_notes([result for results in self._results.values() for result in results])),
             advice="" if self._submitted is None or chosen is None else _advice(self._submitted, chosen.candidate),
         )
@@ -421,18 +400,15 @@ class Confirmation:
         names = measured[0].metrics.keys() if measured else ()
         values = [result.metrics[self._metric] for result in measured]
         in_order = sorted(measured, key=lambda result: result.metrics[self._metric])
-        is_own = contender is self._own
+        metric, is_own = SEARCH_METRICS[self._metric], contender is self._own
         verdict, reason = self._out.get(contender.key, ("own" if is_own else _verdict(gain), ""))
         agreement = None if is_own or verdict in ("failed", "disagrees") else self._agreement(contender)
         return Confirmed(
             name=name_of(contender.candidate),
             trials=tuple(result.number for result in results),
             number=in_order[(len(in_order) - 1) // 2].number if in_order else None,
-            metrics={
-                name: statistics.median(result.metrics[name] for result in measured if name in result.metrics)
-                for name in names
-            },
-            value=_estimate(geometric_mean(values, ERROR)) if len(values) > 1 else None,
+            metrics={name: _over_rounds(name, [each.metrics for each in measured]) for name in names},
+            value=_mean(values, metric.smaller_is_better) if len(values) > 1 else None,
             gain=_estimate(gain),
             processor_gain=_estimate(apart),
             verdict=verdict,
@@ -453,6 +429,18 @@ class Confirmation:
 def _advice(own: Candidate, chosen: Candidate) -> str:
     of_rate = learning_rate_advice(global_batch(own), global_batch(chosen))
     return " ".join(filter(None, (of_rate, micro_batch_advice(own.micro_batch_size, chosen.micro_batch_size))))
+
+
+def _over_rounds(name: str, trials: Sequence[Mapping[str, float]]) -> float:
+    # All work over all time, as a training has it.
+    values = [metrics[name] for metrics in trials if name in metrics]
+    return (statistics.harmonic_mean if name in _RATES and min(values) > 0.0 else statistics.fmean)(values)
+
+
+def _mean(values: Sequence[float], are_times: bool) -> Estimate:
+    mean = mean_rate([1 / value for value in values] if are_times else values, ERROR)
+    low, high = (1 / mean.high, 1 / mean.low) if are_times else (mean.low, mean.high)
+    return Estimate(value=1 / mean.value if are_times else mean.value, low=low, high=high)
 
 
 def _estimate(ratio: Ratio | None) -> Estimate | None:

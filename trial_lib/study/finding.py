@@ -28,7 +28,7 @@ ConfirmationVerdict = Literal["own", "faster", "equal", "slower", "uncompared", 
 
 
 class Estimate(FrozenRecord):
-    """A geometric mean over fresh processes, with the ends of its confidence interval."""
+    """A mean over fresh processes, with the ends of its confidence interval."""
 
     value: float
     low: float
@@ -46,7 +46,7 @@ class Confirmed(FrozenRecord):
     name: str  # its name in a sentence, such as `ZeRO 2, micro-batch 24`
     trials: tuple[int, ...]  # the numbers of its confirming trials, in their order
     number: int | None  # the trial with the median. None if no trial completed.
-    metrics: dict[str, float]  # the median of each metric over the completed trials, which a training can expect
+    metrics: dict[str, float]  # each metric over all completed trials together, as a training has it
     value: Estimate | None = None  # the study's metric. None if fewer than two trials completed.
     # How many times better it is than the user's configuration. None if there is nothing to compare.
     gain: Estimate | None = None
@@ -81,6 +81,7 @@ class Finding(FrozenRecord):
     instead: str = ""  # why the metric is not the requested one. Empty if it is.
     left_unmeasured: str = ""  # what the measurement of the user's configuration leaves out. Empty if nothing.
     others: str = ""  # how many of the other configurations could not be measured, and why. Empty if all were.
+    of_data: str = ""  # on the samples that the trials counted. Empty if the user's configuration was not measured.
     on_devices: tuple[str, ...] = ()  # differences between devices that may have influenced the trials, a sentence each
 
     @property
@@ -114,6 +115,16 @@ class Finding(FrozenRecord):
         return f"If the best is {seems} as fast, as it seems, {self.more_rounds} {each} would probably settle it."
 
     @property
+    def _tokens(self) -> str:
+        measured = [one.metrics.get("tokens_per_second") for one in (self.winner, self.own) if one is not None]
+        if len(measured) < 2 or None in measured:
+            return ""
+        rates = [f"{tokens:,.0f}" for tokens in measured]
+        return (
+            f"{rates[0]} tokens/s, and {rates[1]} with yours." if self.winner != self.own else f"{rates[1]} tokens/s."
+        )
+
+    @property
     def failure(self) -> str:
         """Why nothing was confirmed, in the words of the first trial that failed. Empty if that is not known."""
         reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
@@ -136,7 +147,7 @@ class Finding(FrozenRecord):
         if self.winner is not None and self.winner.losses:
             lines.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
         lines += self.on_devices
-        more = (self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
+        more = (self.of_data, self._tokens, self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
         return [*lines, *filter(None, more), *self.left_out]
 
     def document(self) -> dict[str, Any]:

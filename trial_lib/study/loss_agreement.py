@@ -252,7 +252,9 @@ def _times(course: _Steps, factor: float) -> _Steps:
 
 def _first_apart(theirs: _Steps, ours: _Steps, tolerance: float) -> tuple[int, float, float] | None:
     # The first step, from 1, whose losses differ by more than the tolerance, with both means; or None.
-    spread = max(max(repeats) - min(repeats) for repeats in theirs)
+    # Both have trained on the same samples in a round, and on others in the next.
+    gaps = [[b - a for a, b in zip(*pair, strict=False)] for pair in zip(theirs, ours, strict=True)]
+    spread = max(max(gap) - min(gap) for gap in gaps)
     for step, (wanted, found) in enumerate(zip(theirs, ours, strict=True), 1):
         mine, other = fmean(wanted), fmean(found)
         grown = tolerance * min(step, _STEPS_GROWN) * max(abs(mine), abs(other))

@@ -138,14 +138,14 @@ class EndlessBatches:
 
     def __init__(self, epoch_batches: Any, first: int) -> None:
         # A batch sampler of at least one batch. It, or the sampler that it wraps, has `set_epoch`.
-        self._epoch_batches = epoch_batches
+        self.epoch_batches = epoch_batches
         self._first = first
 
     def __iter__(self) -> Iterator[list[int]]:
-        first_epoch, skipped = divmod(self._first, len(self._epoch_batches))
+        first_epoch, skipped = divmod(self._first, len(self.epoch_batches))
         for epoch in itertools.count(first_epoch):
-            set_epoch(self._epoch_batches, epoch)
-            yield from itertools.islice(self._epoch_batches, skipped, None)
+            set_epoch(self.epoch_batches, epoch)
+            yield from itertools.islice(self.epoch_batches, skipped, None)
             skipped = 0
 
 
@@ -156,12 +156,12 @@ class BatchesForWorkers:
     """
 
     def __init__(self, batches: Iterable[Any], entropy: tuple[object, ...], first: int) -> None:
-        self._batches = batches
+        self.epoch_batches = batches
         self._entropy = entropy
         self._first = first
 
     def __iter__(self) -> Iterator["_BatchForWorker"]:
-        for number, indices in enumerate(self._batches, self._first):
+        for number, indices in enumerate(self.epoch_batches, self._first):
             yield _BatchForWorker(indices, derived_seed(*self._entropy, number))
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from zerotune.trial_lib.messages.statistics import chance_to_tell, geometric_mean, ratios_to
+from zerotune.trial_lib.messages.statistics import chance_to_tell, mean_rate, ratios_to
 
 
 def test_what_drifts_within_no_round_is_in_no_ratio() -> None:
@@ -14,15 +14,22 @@ def test_what_drifts_within_no_round_is_in_no_ratio() -> None:
     assert (gain.value, gain.low, gain.high) == pytest.approx((2.0, 2.0, 2.0))
 
 
-def test_the_interval_is_student_s() -> None:
-    # log ratios 0.1, 0.2, 0.3: mean 0.2, deviation 0.1, and t(0.975, 2) = 4.3027.
-    rounds = [{"own": 1.0, "a": math.exp(power)} for power in (0.1, 0.2, 0.3)]
+def test_a_long_round_counts_as_much_as_a_training_pays_for_it() -> None:
+    # 1 + 4 seconds against 1 + 2 for the same work.
+    gain = ratios_to("own", [{"own": 1.0, "a": 1.0}, {"own": 1 / 4, "a": 1 / 2}], 0.05)["a"]
+    assert gain.value == pytest.approx(5 / 3)
+    assert gain.low < 1.5
+
+
+def test_the_interval_is_student_s_where_rounds_are_alike() -> None:
+    # Log ratios 0.01, 0.02, 0.03: mean 0.02, deviation 0.01, and t(0.975, 2) = 4.3027.
+    rounds = [{"own": 1.0, "a": math.exp(power)} for power in (0.01, 0.02, 0.03)]
     gain = ratios_to("own", rounds, 0.05)["a"]
-    half = 4.302653 * 0.1 / math.sqrt(3)
+    half = 4.302653 * 0.01 / math.sqrt(3)
     assert (gain.value, gain.low, gain.high) == pytest.approx(
-        (math.exp(0.2), math.exp(0.2 - half), math.exp(0.2 + half))
+        (math.exp(0.02), math.exp(0.02 - half), math.exp(0.02 + half)), rel=2e-4
     )
-    assert geometric_mean([row["a"] for row in rounds], 0.05) == gain
+    assert mean_rate([row["a"] for row in rounds], 0.05) == gain
 
 
 def test_others_help_to_know_the_noise() -> None:

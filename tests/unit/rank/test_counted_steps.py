@@ -141,9 +141,9 @@ def test_flops_are_compared_with_the_peak_of_the_numbers_that_are_multiplied(
     ranks.watch.device = SimpleNamespace(peak_flops=peaks.get)
     for step in ranks.counted.steps:
         step.seconds.update(dict.fromkeys(PARTS, 0.0))
-        step.arrived["tokens"] = 0.0
+        step.arrived.update(tokens=0.0, elements=4.0)
     ranks.counted.agree(ranks.watch)
-    monkeypatch.setattr(counted_steps, "most", lambda values, engine: values)
+    monkeypatch.setattr(counted_steps, "most", lambda values, engine: [1.0, *values[1:]])
     metrics = ranks.counted.metrics(ranks.watch, 10.0, formats)
     # Four samples of 10 FLOPs a second on each of two ranks.
     assert metrics["FLOPS_per_gpu"] == 40.0

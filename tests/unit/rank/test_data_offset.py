@@ -1,0 +1,162 @@
+"""A confirming trial trains on other samples than the first ones, whatever gives them, and loads none of those."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, SequentialSampler
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from zerotune.trial_lib.rank import loader_batches as module
+from zerotune.trial_lib.rank.data_offset import DataOffset
+from zerotune.trial_lib.rank.loader_batches import LoaderBatches
+from zerotune.trial_lib.training.data import DataLoader as TrialDataLoader
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, count: int = 20) -> None:
+        self.count = count
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        self.loaded.append(index)
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(20))
+
+
+class Pairs:
+    """A batch sampler of the program's own, which fills one list again and again."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[list[int]]:
+        pair: list[int] = []
+        for first in range(0, 20, 2):
+            pair[:] = first, first + 1
+            yield pair
+
+
+class Forever:
+    """Repeats a batch sampler, as some keep their workers alive."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield from self.sampler
+
+
+@pytest.fixture
+def offset(monkeypatch: pytest.MonkeyPatch) -> DataOffset:
+    """Moves by a quarter of an epoch, and by six samples of a stream."""
+    for name in ("__next__", "__init__"):
+        monkeypatch.setattr(_BaseDataLoaderIter, name, getattr(_BaseDataLoaderIter, name))
+    monkeypatch.setattr(_IterableDatasetFetcher, "__init__", _IterableDatasetFetcher.__init__)
+    found = DataOffset()
+    monkeypatch.setattr(module, "data_offset", found)
+    LoaderBatches().install()
+    found.share, found.of_stream = 0.25, 6
+    return found
+
+
+def samples(loader: Any) -> list[int]:
+    return [int(sample) for batch in loader for sample in batch]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_micro_batches_begin_at_the_same_sample_and_an_epoch_has_all_of_them(offset: DataOffset, size: int) -> None:
+    numbers = Numbers()
+    loader = DataLoader(numbers, size, sampler=DistributedSampler(numbers, 2, 1, shuffle=False))
+    # A quarter of this rank's ten.
+    assert samples(loader) == samples(loader) == [5, 7, 9, 11, 13, 15, 17, 19, 1, 3]
+    assert offset.of(loader) == (2, 10)
+
+
+def test_no_sample_is_loaded_that_is_passed_over(offset: DataOffset) -> None:
+    numbers = Numbers()
+    next(iter(DataLoader(numbers, 4)))
+    assert numbers.loaded == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_begin_there_too(offset: DataOffset, workers: int) -> None:
+    loader = DataLoader(Numbers(), 4, num_workers=workers)
+    assert samples(loader)[:6] == [5, 6, 7, 8, 9, 10]
+
+
+def test_a_shuffled_order_is_turned_and_stays_the_program_s(offset: DataOffset) -> None:
+    def order(share: float) -> list[int]:
+        offset.share = share
+        torch.manual_seed(3)
+        return samples(DataLoader(Numbers(), 5, shuffle=True))
+
+    first, moved = order(0.0), order(0.25)
+    assert moved == [*first[5:], *first[:5]]
+
+
+def test_the_batches_of_the_program_s_own_sampler_are_turned(offset: DataOffset) -> None:
+    loader = DataLoader(Numbers(), batch_sampler=Pairs())  # type: ignore[arg-type]
+    assert samples(loader) == [*range(4, 20), 0, 1, 2, 3]
+    assert offset.of(loader) == (2, 10)
+
+
+def test_a_sampler_that_repeats_torch_s_is_turned_within_each_epoch(offset: DataOffset) -> None:
+    loader = DataLoader(Numbers(), batch_sampler=Forever(BatchSampler(SequentialSampler(range(20)), 4, False)))  # type: ignore[arg-type]
+    taken = itertools.islice(loader, 10)
+    assert samples(taken) == 2 * [*range(5, 20), *range(5)]
+
+
+def test_the_shards_of_accelerate_divide_the_turned_order(offset: DataOffset) -> None:
+    shard = pytest.importorskip("accelerate.data_loader").BatchSamplerShard
+    ranks = []
+    for rank in range(2):
+        whole = BatchSampler(SequentialSampler(range(20)), 2, drop_last=False)
+        ranks.append(samples(DataLoader(Numbers(), batch_sampler=shard(whole, 2, rank)))[:4])
+    assert ranks == [[5, 6, 9, 10], [7, 8, 11, 12]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trial_class_s_loader_begins_there(offset: DataOffset, workers: int) -> None:
+    loader = TrialDataLoader(Numbers(), 5, num_workers=workers)
+    taken = itertools.islice(loader.training_iterator(0, 1, 0, 0), 8)
+    assert samples(taken) == 2 * [*range(5, 20), *range(5)]
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(0, [6, 7, 8, 9]), (2, [3, 4, 3, 4])])
+def test_a_stream_is_read_up_to_there_by_each_worker_its_part(
+    offset: DataOffset, workers: int, expected: list[int]
+) -> None:
+    loader = DataLoader(Stream(), 2, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    assert samples(itertools.islice(loader, 2)) == expected
+    assert offset.of(loader) == (6, None)
+
+
+def test_a_stream_that_is_shorter_begins_anew(offset: DataOffset) -> None:
+    offset.of_stream = 26
+    assert samples(itertools.islice(DataLoader(Stream(), 2), 1)) == [6, 7]
+
+
+def test_validation_data_stay_where_they_are(offset: DataOffset) -> None:
+    with torch.no_grad():
+        loader = DataLoader(Numbers(), 20)
+        assert samples(loader) == list(range(20))
+    assert offset.of(loader) == (None, None)
+
+
+def test_a_trial_without_an_offset_is_left_alone(offset: DataOffset) -> None:
+    offset.share = 0.0
+    loader = DataLoader(Numbers(), 20)
+    assert samples(loader) == list(range(20))
+    assert type(loader.batch_sampler.sampler) is SequentialSampler  # type: ignore[union-attr]

@@ -1,0 +1,125 @@
+"""Where the program's data begin: a confirming trial trains on other samples than the first ones.
+
+A data loader's order is turned: it begins at a later place and ends before it, so an epoch has the samples that it had.
+Nothing that is passed over is loaded. A stream has no places, so its first samples are read and dropped.
+"""
+
+import copy
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, get_worker_info
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+
+from zerotune.trial_lib.rank.patching import put
+
+
+class Turned:
+    """A sampler whose order begins at a place, and goes round to it. All else is the sampler's own."""
+
+    def __init__(self, sampler: Any, first: int) -> None:
+        self.sampler = sampler
+        self.first = first
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sampler":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        if type(self.sampler) is SequentialSampler:
+            # Millions of numbers that nobody has made yet.
+            places = range(len(self.sampler))
+            yield from places[self.first :]
+            yield from places[: self.first]
+            return
+        order = iter(self.sampler)
+        # Some batch samplers fill one list again and again.
+        passed_over = [copy.copy(each) for each in itertools.islice(order, self.first)]
+        yield from order
+        yield from passed_over
+
+
+class DataOffset:
+    """Where the loaders of this process begin that are read to train on.
+
+    Every rank and every configuration of a round begins at the same sample: the offset is a share of a sampler's order,
+    or a number of a stream's samples, and no number of batches.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0  # of an epoch, for data with a length
+        self.of_stream = 0  # samples of a rank, for data without
+        self._moved: weakref.WeakKeyDictionary[Any, tuple[int, int | None]] = weakref.WeakKeyDictionary()
+        self._streams: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Makes streams begin later, in this process and in the loaders' workers that it forks."""
+        original = _IterableDatasetFetcher.__init__
+
+        def init(fetcher: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+            original(fetcher, dataset, *args, **kwargs)
+            worker = get_worker_info()
+            left = self._streams.get(dataset, 0) // (1 if worker is None else worker.num_workers)
+            while left:
+                passed = sum(1 for _ in itertools.islice(fetcher.dataset_iter, left))
+                if passed < left:
+                    # It was shorter than that.
+                    fetcher.dataset_iter = iter(dataset)
+                left = left - passed if passed else 0
+
+        put(_IterableDatasetFetcher, "__init__", init)
+
+    def of(self, loader: Any) -> tuple[int | None, int | None]:
+        """`data_offset` and `data_places` of a loader, as `Measured` has them."""
+        return (None, None) if loader is None else self._moved.get(loader, (None, None))
+
+    def move(self, loader: DataLoader[Any]) -> None:
+        """Moves a loader that is about to be read. Programs read validation data without gradients."""
+        if not self.share or not torch.is_grad_enabled():
+            return
+        if isinstance(loader.dataset, IterableDataset):
+            context: Any = loader.multiprocessing_context or torch.multiprocessing
+            if not loader.num_workers or context.get_start_method() == "fork":
+                self._streams[loader.dataset] = self.of_stream
+                self._moved[loader] = self.of_stream, None
+            return
+        owner, name = _drawn_from(loader)
+        sampler = getattr(owner, name)
+        if not isinstance(sampler, Turned):
+            # torch's loader forbids to set it once it is made.
+            try:
+                places = len(sampler)
+            except (TypeError, NotImplementedError):  # it never ends
+                places = None
+            first = self.of_stream if places is None else int(self.share * places)
+            vars(owner)[name] = Turned(sampler, first)
+            self._moved[loader] = first, places
+        elif loader not in self._moved:
+            self._moved[loader] = sampler.first, None
+
+
+def _drawn_from(loader: DataLoader[Any]) -> tuple[Any, str]:
+    # Who has the order of a loader's samples, and in which attribute. In torch's own batch sampler that is a sampler of
+    # samples. A batch sampler of the program's may sort what it draws, so its batches are turned.
+    owner: Any = loader
+    name = "batch_sampler" if loader._auto_collation else "sampler"
+    while type(owner) is not BatchSampler and not isinstance(sampler := getattr(owner, name), Turned):
+        # Accelerate has the sampler that it divides, `zerotune.DataLoader` has that of an epoch, and some samplers
+        # repeat torch's own for ever.
+        is_torchs = BatchSampler in (type(sampler), type(getattr(sampler, "sampler", None)))
+        inner = "sampler" if is_torchs else "batch_sampler"
+        inner = "epoch_batches" if hasattr(sampler, "epoch_batches") else inner
+        if not hasattr(sampler, inner):
+            break
+        owner, name = sampler, inner
+    return owner, name
+
+
+data_offset = DataOffset()  # that of this process
