@@ -1,97 +1,265 @@
-"""Compares the losses of two ways to run one training, over programs and ways; counts those that are turned away."""
+"""Compares how two configurations train small models: with a planted fault, or alike. Counts the wrong verdicts."""
 
 import argparse
-import itertools
 import json
 import platform
-import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.programs.commands import OWN, REDUCTIONS, Program, others
-from benchmarks.programs.trials import trials_of
-from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import Outcome
+from benchmarks.loss_agreement_aa.engines import FAULTS, RANKS, SAMPLES, Case, run
+from benchmarks.loss_agreement_aa.models import MODELS
+from zerotune.trial_lib.messages.measurement import WeightChange
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.loss_agreement import LossCourse, compare
+from zerotune.trial_lib.study.weight_changes import FirstUpdates, roundoff
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "loss_agreement_aa.json"
-# The stage, and by how much the micro-batch is divided (the accumulation is multiplied), as a power of two.
-WAYS = ((1, 0), (0, 0), (2, -1), (3, 0), (1, 1), (3, -1))
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "loss_agreement_aa.json"
+ROUNDS = 2  # the fewest of a confirmation that was cut short
+NUMBERS = ("fp32", "bf16", "fp16")
+# What changes from the user's configuration (stage 1, micro-batch 4, accumulation 2) in a pair that has to agree.
+# In fp16 at stage 0 DeepSpeed 0.19 does not scale the loss for an optimizer of torch's, and still divides the gradients
+# by the scale (`FP16_UnfusedOptimizer` has no `loss_scaler`). That pair is no pair that has to agree.
+STAGE_0: dict[str, Any] = {"stage": 0}
+_BEYOND = 1.2
+_AT_ONCE = 150  # trainings of one process group
+WAYS: tuple[dict[str, Any], ...] = (
+    STAGE_0,
+    {"stage": 2},
+    {"stage": 3},
+    {"micro_batch": 8},
+    {"stage": 2, "micro_batch": 1},
+    {"stage": 3, "micro_batch": 2},
+    {"offloads": True},
+    {"stage": 3, "bucket": 1000, "micro_batch": 8},
+)
 
 
-def courses_of(program: Program, work: Path) -> dict[str, LossCourse | str]:
-    """Returns how a program trains in each way, by its name; why not, where it does not."""
-    found = dict[str, LossCourse | str]()
-    with trials_of(program, program.copy(work)) as trials:
-        profile, own = trials.profile, trials.own
-        if own is None:
-            return {"as typed": profile.reason or "its batch is not known"}
-        varies = profile.program is not None and profile.program.batch_varies
-        for stage, power in WAYS:
-            if varies and power:
-                continue
-            micro, odd = divmod(own.micro_batch_size * 2 ** max(0, -power), 2 ** max(0, power))
-            accumulation, odd_too = divmod(own.gradient_accumulation_steps * 2 ** max(0, power), 2 ** max(0, -power))
-            if odd or odd_too or not micro or not accumulation:
-                continue
-            candidate = Candidate(
-                knobs={"zero_optimization": {"stage": stage}},
-                micro_batch_size=micro,
-                gradient_accumulation_steps=accumulation,
-                slots=own.slots,
-                data_parallel_size=own.data_parallel_size,
-            )
-            result = trials.measured(candidate)
-            config = candidate.complete(trials.driver.known.base_config)
-            found[f"z{stage}, {micro} x {accumulation}"] = result.reason
-            if result.outcome is Outcome.COMPLETED:
-                # A way that had no effect would be compared with itself.
-                assert config["zero_optimization"]["stage"] == stage
-                assert varies or result.micro_batch_arrived == micro
-                course = LossCourse(candidate, config, [result.losses], [result.initial_weights])
-                found[f"z{stage}, {micro} x {accumulation}"] = course
+@dataclass(frozen=True)
+class Program:
+    """What a user trains."""
+
+    model: str
+    optimizer: str
+    rate: float
+    clips: float = 0.0
+    warms_up: bool = False
+
+    def own(self, numbers: str) -> Case:
+        more = {"clips": self.clips, "warms_up": self.warms_up}
+        return Case(self.model, numbers, self.optimizer, self.rate, stage=1, micro_batch=4, **more)
+
+
+PROGRAMS = {
+    # The comparison was made with these.
+    "first": [
+        Program("perceptron", "SGD", 0.1),
+        Program("decoder", "AdamW", 1e-3),
+        Program("decoder with dropout", "AdamW", 1e-3, clips=1.0),
+    ],
+    # These then showed that frozen weights have to be rounded otherwise too, and how sums in 32 bits differ.
+    "second": [
+        Program("recurrent", "Adam", 3e-3),
+        Program("convolutions", "momentum", 0.02, warms_up=True),
+        Program("adapters", "AdamW", 1e-3, clips=0.5),
+        Program("mixture", "SGD", 0.3, clips=0.1),
+        Program("tied decoder, deep", "AdamW", 2e-4, clips=1.0, warms_up=True),
+    ],
+    # Nothing was changed after these.
+    "third": [
+        Program("encoder", "AdamW", 5e-4, clips=1.0),
+        Program("residual", "RMSprop", 5e-4),
+        Program("autoencoder", "Adam", 2e-3, warms_up=True),
+        Program("gated", "momentum", 0.05, clips=1.0),
+    ],
+}
+assert {program.model for programs in PROGRAMS.values() for program in programs} == MODELS.keys()
+
+
+def planted(own: Case) -> list[Case]:
+    """The user's configuration at another stage, with each fault that can be planted there."""
+    found = []
+    for place, fault in enumerate(FAULTS):
+        # A stage that lost gradients of a step's accumulation would be one with gradients of its own.
+        stage = 2 + place % 2
+        # The user's configuration clips as much then, so that the clipping has an effect.
+        clips = 0.1 if fault == "clipped by shard" else own.clips
+        found.append(replace(own, fault=fault, stage=stage, clips=clips))
     return found
+
+
+def alike(own: Case) -> list[Case]:
+    return [replace(own, **way) for way in WAYS if (own.numbers, way) != ("fp16", STAGE_0)]
+
+
+def over_rounds(case: Case) -> list[Case]:
+    return [replace(case, data_seed=number) for number in range(ROUNDS)]
+
+
+def in_other_rounding(own: Case) -> Case:
+    return replace(over_rounds(own)[1], rounding=roundoff(own.config(), ()))
+
+
+def result_of(record: dict[str, Any], case: Case) -> TrialResult:
+    change = record["weight_change"]
+    given = {key: record[key] for key in ("losses", "skipped_steps", "initial_weights", "gradient_norms")}
+    return TrialResult(
+        trial_id="", number=0, purpose=Purpose.CONFIRM, config_hash="", outcome=Outcome.COMPLETED,
+        weight_change=None if change is None else WeightChange(**change), rounding=case.rounding, **given,
+    )  # fmt: skip
+
+
+def course_of(results: Sequence[TrialResult], case: Case) -> LossCourse:
+    candidate = Candidate(
+        knobs={"zero_optimization": {"stage": case.stage}},
+        micro_batch_size=case.micro_batch,
+        gradient_accumulation_steps=SAMPLES // case.micro_batch,
+        slots=RANKS,
+        data_parallel_size=RANKS,
+    )
+    losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
+    skipped, updates = [each.skipped_steps for each in results], [FirstUpdates.of(each) for each in results]
+    return LossCourse(candidate, case.config(), losses, weights, skipped=skipped, updates=updates)
+
+
+def judged(records: dict[Case, dict[str, Any]], own: Case, other: Case) -> dict[str, Any]:
+    """The verdict on one pair."""
+
+    def results(case: Case) -> list[TrialResult]:
+        return [result_of(records[each], each) for each in over_rounds(case)]
+
+    changed = {key: value for key, value in asdict(other).items() if value != asdict(own)[key]}
+    pair = {"model": own.model, "optimizer": own.optimizer, "numbers": own.numbers, "changed": changed}
+    failed = [error for each in over_rounds(other) if (error := records[each].get("error"))]
+    if failed:
+        return {**pair, "did_not_run": failed[0]}
+    # A fault may need a clipping that the user's configuration then has too.
+    again = in_other_rounding(own)
+    mine = results(own)
+    agreement = compare(
+        course_of(mine, own), course_of(results(other), other), (mine[1], result_of(records[again], again))
+    )
+    return {**pair, **agreement.model_dump()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=8, help="of each program, at most")
+    parser.add_argument("--programs", choices=[*PROGRAMS, "all"], default="all")
+    parser.add_argument("--records", type=Path, help="keep the records of the trainings here, or read them from here")
     arguments = parser.parse_args()
-    pairs: list[dict[str, Any]] = []
-    courses: list[dict[str, Any]] = []
-    left_out: list[dict[str, str]] = []
-    for program in [*OWN, *REDUCTIONS, *others()]:
-        name = program.name
-        with tempfile.TemporaryDirectory(prefix="loss-agreement-") as work:
-            found = courses_of(program, Path(work))
-        measured = {way: course for way, course in found.items() if isinstance(course, LossCourse)}
-        courses += [
-            {"program": name, "way": way, "losses": course.losses[0], "initial_weights": course.weights[0]}
-            for way, course in measured.items()
-        ]
-        left_out += [{"program": name, "way": way, "why": why} for way, why in found.items() if isinstance(why, str)]
-        for one, other in itertools.islice(itertools.combinations(measured, 2), arguments.pairs):
-            agreement = compare(measured[one], measured[other])
-            pairs.append({"program": name, "own": one, "candidate": other, **agreement.model_dump()})
-        print(name, len(measured), "ways,", len(pairs), "pairs", flush=True)
-        write(pairs, courses, left_out)
+    kinds = list(PROGRAMS) if arguments.programs == "all" else [arguments.programs]
+    pairs: list[tuple[str, str, Case, Case]] = []
+    for kind in kinds:
+        for program in PROGRAMS[kind]:
+            for numbers in NUMBERS:
+                own = program.own(numbers)
+                for other in planted(own):
+                    pairs.append((kind, "fault", replace(own, clips=other.clips), other))
+                if numbers == "fp16":
+                    pairs.append((kind, "fault of DeepSpeed", own, replace(own, **STAGE_0)))
+                for other in alike(own):
+                    pairs.append((kind, "alike", own, other))
+    wanted = [each for _, _, own, other in pairs for case in (own, other) for each in over_rounds(case)]
+    wanted += [in_other_rounding(own) for _, _, own, _ in pairs]
+    records = recorded(list(dict.fromkeys(wanted)), arguments.records)
+    verdicts = [{"programs": kind, "pair": what, **judged(records, own, other)} for kind, what, own, other in pairs]
+    # Is a difference seen that is a little larger than the one that is said to be seen?
+    larger = [
+        (kind, "beyond", own, replace(other, rate=own.rate * (1.0 + _BEYOND * verdict["seen"][0])))
+        for (kind, what, own, other), verdict in zip(pairs, verdicts, strict=True)
+        if what == "alike" and other == replace(own, stage=2) and verdict.get("seen") and verdict["seen"][0] < 1.0
+    ]
+    more = recorded(
+        list(dict.fromkeys(each for *_, other in larger for each in over_rounds(other))),
+        None if arguments.records is None else arguments.records.with_suffix(".beyond"),
+    )
+    records = {case: records[case] for case in wanted} | more
+    verdicts += [{"programs": kind, "pair": what, **judged(records, own, other)} for kind, what, own, other in larger]
+    write(verdicts, list(records.values()))
 
 
-def write(pairs: list[dict[str, Any]], courses: list[dict[str, Any]], left_out: list[dict[str, str]]) -> None:
-    """Writes what was found so far."""
+def recorded(cases: list[Case], kept: Path | None) -> dict[Case, dict[str, Any]]:
+    """The records of these trainings."""
+    read = [json.loads(line) for line in kept.read_text().splitlines()] if kept is not None and kept.exists() else []
+    found = {Case(**each["case"]): each for each in read}
+    missing = [case for case in cases if case not in found]
+    for start in range(0, len(missing), _AT_ONCE):
+        fresh = run(missing[start : start + _AT_ONCE])
+        found |= {Case(**each["case"]): each for each in fresh}
+        if kept is not None:
+            with kept.open("a") as file:
+                file.write("".join(json.dumps(each) + "\n" for each in fresh))
+    return found
+
+
+def write(verdicts: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
+    """Counts, prints and writes."""
+    judged_ = [each for each in verdicts if "did_not_run" not in each]
+    counts: dict[str, Any] = {}
+    for kind in PROGRAMS:
+        for numbers in NUMBERS:
+            for what, wrong in (("fault", True), ("beyond", True), ("fault of DeepSpeed", True), ("alike", False)):
+                of = [
+                    each
+                    for each in judged_
+                    if (each["programs"], each["numbers"], each["pair"]) == (kind, numbers, what)
+                ]
+                counts[f"{kind} programs, {numbers}, {what}"] = {
+                    "pairs": len(of),
+                    "wrong": sum(each["agrees"] is wrong for each in of),
+                }
+    wrong_ones = [each for each in judged_ if each["agrees"] is (each["pair"] != "alike")]
+    seconds = [each["weight_change"]["seconds"] for each in records if each.get("weight_change")]
     report = {
+        "command": "python -m benchmarks.loss_agreement_aa.run",
         "machine": platform.processor() or platform.machine(),
-        "pairs": len(pairs),
-        "trainings": len(courses),
-        "turned_away": sum(not pair["agrees"] for pair in pairs),
-        "not_compared": sum(not pair["is_compared"] for pair in pairs),
-        "programs": sorted({pair["program"] for pair in pairs}),
-        "did_not_run": left_out,
-        "each": pairs,
-        "courses": courses,
+        "trainings": len(records),
+        "faults": {
+            "pairs": sum(each["pair"] == "fault" for each in judged_),
+            "missed": sum(each["agrees"] for each in judged_ if each["pair"] == "fault"),
+            "missed_by_fault": Counter(each["changed"]["fault"] for each in wrong_ones if each["pair"] == "fault"),
+        },
+        "alike": {
+            "pairs": sum(each["pair"] == "alike" for each in judged_),
+            "turned_away": sum(not each["agrees"] for each in judged_ if each["pair"] == "alike"),
+        },
+        "beyond_what_is_said_to_be_seen": {
+            "pairs": sum(each["pair"] == "beyond" for each in judged_),
+            "missed": sum(each["agrees"] for each in judged_ if each["pair"] == "beyond"),
+        },
+        "seen": {
+            numbers: {
+                "all weights": median(whole for whole, _ in seen),
+                "one module": median(module for _, module in seen),
+            }
+            for numbers in NUMBERS
+            if (seen := [each["seen"] for each in judged_ if each["numbers"] == numbers and each["seen"]])
+        },
+        "counts": counts,
+        "seconds_of_a_trial": {"median": median(seconds), "largest": max(seconds)} if seconds else {},
+        "wrong": wrong_ones,
+        "did_not_run": [each for each in verdicts if "did_not_run" in each],
+        "each": judged_,
     }
-    RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    for key in (
+        "trainings",
+        "faults",
+        "alike",
+        "beyond_what_is_said_to_be_seen",
+        "seen",
+        "counts",
+        "seconds_of_a_trial",
+    ):
+        print(key, json.dumps(report[key]))
+    for each in report["wrong"]:
+        print("WRONG", json.dumps({key: each[key] for key in ("model", "numbers", "changed", "sentence")}))
+    for each in report["did_not_run"]:
+        print("DID NOT RUN", json.dumps(each)[:300])
 
 
 if __name__ == "__main__":

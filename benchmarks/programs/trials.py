@@ -31,15 +31,16 @@ class Trials:
 
     def __init__(self, driver: StudyDriver) -> None:
         self.driver = driver
-        self.profile = self._run(driver.profile_plan())
+        self.profile = self.run(driver.profile_plan())
         submitted = driver.submitted_plan() if self.profile.outcome is Outcome.COMPLETED else None
         self.own = None if submitted is None else submitted.candidate
 
     def measured(self, candidate: Candidate) -> TrialResult:
         """Runs one."""
-        return self._run(self.driver.plan_again(Purpose.CONFIRM, candidate))
+        return self.run(self.driver.plan_again(Purpose.CONFIRM, candidate))
 
-    def _run(self, plan: TrialPlan) -> TrialResult:
+    def run(self, plan: TrialPlan) -> TrialResult:
+        """Runs one plan."""
         (result,) = self.driver.run(Work((plan,)))
         self.driver.next_ended(timeout_s=0.0)
         assert isinstance(result, TrialResult)

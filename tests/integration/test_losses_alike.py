@@ -1,12 +1,15 @@
-"""Losses of real ranks that are compared: one quantity, however a program reduces them and draws its weights."""
+"""First steps of real ranks that are compared: losses, however a program reduces them, and what updates change."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.study.loss_agreement import LossAgreement, LossCourse, compare
+from zerotune.trial_lib.study.weight_changes import FirstUpdates
 
 SHORT = StepWindow(start_step=3, end_step=8, max_steps=6)
 
@@ -56,4 +59,40 @@ def test_a_model_made_within_zero_init_may_start_from_other_weights_at_stage_3(t
 def test_the_same_weights_are_known_as_such_however_they_are_partitioned(trials: Any, stage: int) -> None:
     own, other = ({"micro_batch": 4, "zero": {"stage": each}} for each in (1, stage))
     found = agreement(trials, "own_reduction.py", own=own, other=other)
-    assert found.sentence == "the losses of the first 8 steps agree"
+    assert found.sentence.startswith("the losses of the first 8 steps agree; ")
+
+
+BF16 = {"bf16": {"enabled": True}}
+
+
+def weighed(trials: Any, rounding: float | None = None, rate: float = 1e-3, **options: Any) -> tuple[TrialResult, Any]:
+    """Trains in bfloat16 on two ranks, as a confirming trial."""
+    plan = trials.plan("half_by_code.py", "--how", "nowhere", slots=2, window=SHORT, **options)
+    optimizer = {"type": "AdamW", "params": {"lr": rate, "torch_adam": True}}
+    config = {**plan.ds_config, **BF16, "optimizer": optimizer}
+    result = trials.start(dataclasses.replace(plan, ds_config=config, weighs=True, rounding=rounding)).result()
+    assert result.outcome == "completed", result.reason
+    change = result.weight_change
+    assert change is not None
+    assert change.modules == ["layers.0", "layers.2"]
+    assert change.seconds < 1.0
+    assert all(norm > 0.0 for norm in result.gradient_norms)
+    course = LossCourse(
+        plan.candidate, config, [result.losses], [result.initial_weights], updates=[FirstUpdates.of(result)]
+    )
+    return result, course
+
+
+def test_a_training_that_stands_still_in_16_bits_is_found_out_and_one_at_another_stage_is_not(trials: Any) -> None:
+    kept: dict[str, Any] = {"micro_batch": 4, "accumulation": 2, "zero": {"stage": 1}}
+    (mine, own), (again, _) = (weighed(trials, rounding, **kept) for rounding in (None, 2.0**-8))
+    _, other = weighed(trials, micro_batch=8, zero={"stage": 3})
+    _, stands = weighed(trials, rate=0.0, micro_batch=8, zero={"stage": 2})
+    alike = compare(own, other, (mine, again))
+    assert alike.agrees, alike.sentence
+    assert alike.seen is not None
+    assert alike.seen[0] < 0.5
+    assert "the gradients and the change of the weights after 3 updates agree too: a difference of " in alike.sentence
+    fault = compare(own, stands, (mine, again))
+    assert not fault.agrees
+    assert "the changes of the weights are 100 % apart (" in fault.sentence

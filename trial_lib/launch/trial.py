@@ -170,7 +170,9 @@ def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool
 
 
 def _of_plan(plan: TrialPlan) -> dict[str, Any]:
-    of_plan = {name: getattr(plan, name) for name in ("trial_id", "number", "purpose", "name", "config_hash")}
+    of_plan = {
+        name: getattr(plan, name) for name in ("trial_id", "number", "purpose", "name", "config_hash", "rounding")
+    }
     return {**of_plan, "host": platform.node()}
 
 

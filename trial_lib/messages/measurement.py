@@ -323,6 +323,19 @@ class Memory(ExactRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeightChange(ExactRecord):
+    """The change of the weights by the first updates, by module: the same projection of it in every trial."""
+
+    updates: int = 0  # after which it was taken
+    modules: list[str] = field(default_factory=list)  # their names; a single empty one for the whole model
+    sums: list[list[float]] = field(default_factory=list)  # of each module, the change's sums with random signs
+    momenta: list[list[float]] = field(default_factory=list)  # of the momenta after them; empty without momentum
+    # The factor by which Adam corrected the bias of its averages in each update; empty if unknown
+    corrections: list[float] = field(default_factory=list)
+    seconds: float = 0.0  # that rank 0 has spent on it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured(ExactRecord):
     """What a rank has measured. A trial's result has it as rank 0 has written it."""
 
@@ -335,6 +348,9 @@ class Measured(ExactRecord):
     losses: list[float] = field(default_factory=list)
     skipped_steps: list[int] = field(default_factory=list)  # those that changed no weight (fp16's loss scaling)
     initial_weights: list[float] = field(default_factory=list)  # two sums over some parameters, if known
+    # The norms of the gradients of the first updates, before clipping; 0 if unknown
+    gradient_norms: list[float] = field(default_factory=list)
+    weight_change: WeightChange | None = None  # None if there were too few updates, or if a rank cannot reach them
     elsewhere: bool = False  # whether the rank came to another kind of device, which says nothing of the candidate
     micro_batch_arrived: int | None = None  # samples that a rank's forward pass really received. None if none did.
     # Samples of a rank that came before its first (or batches, if a batch sampler of the program's makes them). None if

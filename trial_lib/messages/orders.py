@@ -108,6 +108,10 @@ class ProbeSettings:
     # own parser says of them.
     varied_options: dict[str, list[Any]] = field(default_factory=dict)
     traces: bool = False  # whether some steps after the counted ones are traced
+    weighs: bool = False  # whether it notes norms of gradients and the change of the weights by the first updates
+    # A share by which it moves each weight before the first step. It then also draws other random numbers. None to
+    # train as it is.
+    rounding: float | None = None
     # Model replicas that the engine has to have, if the candidate's layout decides on them; else None
     replicas: int | None = None
     # Where the program's data begin: the share of an epoch that comes before. 0 for the beginning.

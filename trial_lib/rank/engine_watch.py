@@ -137,6 +137,7 @@ _MOST_SIZES = 64
 class StepObserver(Protocol):
     """The receiver of a watch's events."""
 
+    def optimizer_step_begins(self) -> None: ...  # at the end of an accumulation
     # Once per step; not applied if loss scaling has skipped it
     def optimizer_step_ended(self, applied: bool) -> None: ...
     # Of a training micro-batch; `tokens` if it shows them
@@ -262,6 +263,8 @@ class EngineWatch:
             self._unscaled = []
             passes.end()
             at_boundary = engine.is_gradient_accumulation_boundary()
+            if at_boundary:
+                self._observer.optimizer_step_begins()
             result = step(*args, **kwargs)
             if at_boundary:
                 self.model.stop()

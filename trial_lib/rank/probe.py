@@ -22,9 +22,10 @@ from zerotune.trial_lib.messages.statistics import t_quantile
 from zerotune.trial_lib.rank import device as expected
 from zerotune.trial_lib.rank import interception
 from zerotune.trial_lib.rank.batch_source import BatchSource
-from zerotune.trial_lib.rank.counted_steps import CountedStep, CountedSteps, StepLosses, model_profile
+from zerotune.trial_lib.rank.counted_steps import CountedStep, CountedSteps, model_profile
 from zerotune.trial_lib.rank.device import Device, UnknownDeviceError, device_of
 from zerotune.trial_lib.rank.engine_watch import EngineWatch, PipelineWatch, refuse_other_replicas
+from zerotune.trial_lib.rank.first_steps import FirstSteps
 from zerotune.trial_lib.rank.interception import InitializeObserver, intercept
 from zerotune.trial_lib.rank.loader_batches import loader_batches
 from zerotune.trial_lib.rank.memory import RankMemory
@@ -213,7 +214,7 @@ class Probe:
         self._plain_steps = PlainSteps(self.refuse)
         self._arrived: tuple[int, int | None] | None = None
         self._counted, self._compilations = CountedSteps(), NewCompilations()
-        self.memory, self._step_losses = RankMemory(), StepLosses()
+        self.memory, self._first_steps = RankMemory(), FirstSteps(order.weighs)
         self._phase_started = time.monotonic()
         self._warm_up = StretchedWarmUp(order.longest_sequence, order.window.start_step - 1)
         self._survey: Surveys | None = None
@@ -253,6 +254,8 @@ class Probe:
         self._watch.start_over(int(self._order.overrides.get(MICRO_BATCH, previous._watch.asked)), self)
         self.memory = previous.memory.taken_over()
         self._keeps_engine = True
+        # An engine that has trained before has no first steps.
+        self._first_steps = FirstSteps()
         self._begin_warm_up()
         self._session.engine_built()
         self._watch.clock.mark()
@@ -261,7 +264,7 @@ class Probe:
         """Returns the measured engine, and drops all references to it."""
         watch, self._watch = self._watched, None
         watch.end()
-        self._counted, self._step_losses = CountedSteps(), StepLosses()
+        self._counted, self._first_steps = CountedSteps(), FirstSteps()
         return watch.engine
 
     @property
@@ -317,7 +320,7 @@ class Probe:
             engine, device, asked, self, with_activations=self._order.with_profile, arrival=self._order.arrival
         )
         refuse_other_replicas(engine, self._order.replicas, self.refuse)
-        self._step_losses.begin(engine)
+        self._first_steps.begin(engine)
         self._begin_warm_up()
         self._watch.clock.mark()
 
@@ -338,6 +341,10 @@ class Probe:
             self._session.engine_built()
         self._arrived = watch.rows_in(sizes), tokens
         refuse_unequal_batches(watch.engine, watch.first_digest, self.refuse)
+        self._first_steps.training_begins(watch.engine, self._order.rounding)
+
+    def optimizer_step_begins(self) -> None:
+        self._first_steps.step_begins(self._watched.engine)
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Watches another engine if the first one never trains, although it has an optimizer."""
@@ -388,7 +395,7 @@ class Probe:
         step = CountedStep(
             time_taken, watch.take_arrived(), self._compilations.were_made(), loader_batches.take_loading()
         )
-        self._step_losses.add(watch.take_loss(), applied)
+        self._first_steps.add(watch.take_loss(), watch.engine, applied)
         # After the warm-up, a step counts if it was applied. Later steps are those of a profile's surveys.
         if self._survey is not None:
             self._go_on_surveying()
@@ -485,7 +492,7 @@ class Probe:
         if self._traced is not None:
             self._finish(self._traced.cut_short())
         self._counted.keep(counted)
-        self._step_losses.keep(steps)
+        self._first_steps.keep(steps)
         self._counted.agree(self._watched, is_over=True)
         self._end_phase("steps" if self._survey is None else "survey")
         measurement = self._measurement()
@@ -531,5 +538,4 @@ class Probe:
         if self._keeps_engine:
             # It has trained before, so it has no losses from step 1 on.
             return measurement
-        weights, losses = self._step_losses.initial_weights(watch.engine), self._step_losses.means(watch.engine)
-        return replace(measurement, initial_weights=weights, losses=losses, skipped_steps=self._step_losses.skipped)
+        return replace(measurement, **self._first_steps.over_ranks(watch.engine))

@@ -80,6 +80,7 @@ class TrialResult(Measured):
     reason: str = ""  # one sentence that a person can act on. Empty for a completed trial.
     failed_rank: int | None = None  # the one that failed first; None if none did, or in older records
     from_outside: bool = False  # whether it was killed from outside, which says nothing about the candidate
+    rounding: float | None = None  # as `ProbeSettings` has it
     swept: bool = False  # whether the ranks had measured other micro-batch sizes before this one
     phases: dict[str, Seconds] = field(default_factory=dict)  # as `Measured` has them, within a calendar's bounds
     logs: list[str] = field(default_factory=list)  # paths of the ranks' logs, in rank order

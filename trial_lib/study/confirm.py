@@ -155,7 +155,7 @@ def _next_plan(driver: StudyDriver, confirmation: Confirmation | None) -> TrialP
     plan = driver.plan_again(Purpose.CONFIRM, confirmation.next)
     plan = confirmation.data.in_round(plan, driver.setup.arguments.random_seed, confirmation.begun)
     same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
-    return replace(plan, traces=all(result.traced is None for result in same))
+    return replace(plan, traces=all(result.traced is None for result in same), rounding=confirmation.rounding)
 
 
 def search_found(driver: StudyDriver) -> str:

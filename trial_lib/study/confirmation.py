@@ -21,7 +21,7 @@ clearly less of their memory.
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zerotune.trial_lib.device.this_host import kind_of
@@ -43,6 +43,7 @@ from zerotune.trial_lib.study.finding import (
     micro_batch_advice,
 )
 from zerotune.trial_lib.study.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
+from zerotune.trial_lib.study.weight_changes import FirstUpdates, roundoff
 
 _NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
 
@@ -55,14 +56,20 @@ class Contender:
     config: Mapping[str, Any]  # the complete DeepSpeed configuration, with the program's switches
     reading: TrialResult  # its trial in the search, or the trial of the user's configuration
     expected: float | None = None  # the metric that the search expects, in its unit; None if it expects the reading
+    # As `ProbeSettings` has it, for the one trial of the user's configuration that rounds otherwise
+    rounding: float | None = None
 
     @property
     def key(self) -> str:
-        return self.reading.config_hash
+        return _key(self.reading.config_hash, self.rounding)
 
     def worth(self, metric: str) -> float:
         """The expected metric, in its unit."""
         return self.reading.metrics[metric] if self.expected is None else self.expected
+
+
+def _key(config_hash: str, rounding: float | None) -> str:
+    return config_hash if rounding is None else f"{config_hash} in other rounding"
 
 
 def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
@@ -146,6 +153,8 @@ class Confirmation:
         self._out: dict[str, tuple[ConfirmationVerdict, str]] = {}
         self._lost: set[str] = set()  # killed from outside, or failed by chance, once
         self._disturbed: set[str] = set()  # measured again because other processes used the devices
+        # The user's configuration in one round, and the same there in other rounding
+        self._again: tuple[TrialResult, TrialResult] | None = None
         self._too_full = math.inf  # the least memory share of a candidate that then ran out
         self._heats = 0
         self.begun = -1  # the round that is being measured, from 0 on, over all heats
@@ -156,6 +165,11 @@ class Confirmation:
     def next(self) -> Candidate | None:
         """None when the confirmation is over."""
         return self._queue[0].candidate if self._queue else None
+
+    @property
+    def rounding(self) -> float | None:
+        """As `ProbeSettings` has it, for the next trial."""
+        return self._queue[0].rounding if self._queue else None
 
     @property
     def rounds(self) -> int:
@@ -174,7 +188,8 @@ class Confirmation:
 
     def tell(self, result: TrialResult) -> None:
         """A trial that it does not expect, from a record of another version, is ignored."""
-        contender = next((one for one in self._queue if one.key == result.config_hash), None)
+        key = _key(result.config_hash, result.rounding)
+        contender = next((one for one in self._queue if one.key == key), None)
         if contender is None:
             return
         self._queue.remove(contender)
@@ -189,6 +204,8 @@ class Confirmation:
             self._queue.insert(0, contender)
             return
         self._results.setdefault(contender.key, []).append(result)
+        if contender.rounding is not None and self._living_own is not None:
+            self._again = self._results[self._living_own.key][-1], result
         if not self._is_measured(result):
             self._out[contender.key] = ("failed", result.reason or f"Its trial {result.number:04d} measured nothing.")
         if result.outcome is Outcome.OUT_OF_MEMORY:
@@ -265,6 +282,9 @@ class Confirmation:
         members = self._with_own(self._live)
         first = self._round % len(members)
         self._queue = members[first:] + members[:first]
+        own = self._living_own
+        if self._round == 1 and own is not None and self._again is None and self._compares_weights(own):
+            self._queue.append(replace(own, rounding=roundoff(own.config, self._formats)))
 
     def _end_round(self) -> None:
         self._round += 1
@@ -280,6 +300,11 @@ class Confirmation:
             agreement = self._agreement(contender)
             if not agreement.agrees:
                 self._out[contender.key] = ("disagrees", agreement.sentence)
+
+    def _compares_weights(self, own: Contender) -> bool:
+        # Whether a candidate that keeps the batch and the user's configuration have shown how their weights change.
+        alike = [one for one in self._live if global_batch(one.candidate) == global_batch(own.candidate)]
+        return all(any(self._results[one.key][-1].weight_change for one in contenders) for contenders in (alike, [own]))
 
     def _is_settled(self) -> bool:
         if self._round == self._looks[-1]:
@@ -337,13 +362,16 @@ class Confirmation:
         own = self._living_own
         if own is None:
             return LossAgreement(is_compared=False, agrees=True, sentence="")
-        return compare(self._course(own), self._course(contender))
+        return compare(self._course(own), self._course(contender), self._again)
 
     def _course(self, contender: Contender) -> LossCourse:
         results = self._results[contender.key][-self._round :]
         losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
         skipped = [each.skipped_steps for each in results]
-        return LossCourse(contender.candidate, contender.config, losses, weights, self._formats, skipped, self._free)
+        updates = [FirstUpdates.of(each) for each in results]
+        return LossCourse(
+            contender.candidate, contender.config, losses, weights, self._formats, skipped, self._free, updates
+        )
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,14 @@
-"""Whether a candidate trains as the user's configuration does, by the losses of the first optimizer steps. Pure.
+"""Whether a candidate trains as the user's configuration does, by the first optimizer steps. Pure.
 
-A candidate of the same global batch and the same precision does the same arithmetic in another place or order. Its
-losses differ from the user's for four reasons only. Rounding differs, and grows from step to step. The program draws
-random numbers. The program multiplies its loss by a factor. The candidate starts from other initial weights.
+A candidate of the same global batch and the same precision does the same arithmetic in another place or order. It is
+compared with the user's configuration on the same samples: the losses of the first steps, the norms of the gradients,
+and by module the gradients and the change of the weights (`weight_changes.py`). They differ for four reasons only.
+Rounding differs. The program draws random numbers. The program multiplies its loss by a factor. The candidate starts
+from other initial weights.
 
-Rounding is bounded as follows. The unit roundoff of bfloat16 is 2**-8, 0.4 %, that of float32 2**-24, of TF32 2**-11,
-an eighth of bfloat16's; `torch.testing.assert_close` takes 1.6 % for bfloat16. On a CPU in float32, ZeRO 0 to 3 with
-and without offload differ by less than 2e-7 over ten steps (the recorded tables of `benchmarks/replay`).
+Rounding is measured: one trial of the user's configuration rounds otherwise. Without such a trial it is estimated from
+the unit roundoff u. A loss has that error itself. Adam turns about a share of 2u of the weights the other way, so that
+their change, and with it that of the loss, differs by a share of about 2 sqrt(u).
 """
 
 import itertools
@@ -17,20 +19,21 @@ from statistics import fmean
 from typing import Any
 
 from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
+from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.records.switches import switches_of
+from zerotune.trial_lib.study.weight_changes import FirstUpdates, WeightVerdict, far_apart, judge, roundoff, shown
 
-_TOLERANCE = 1e-3  # of the first step's loss, if all is float32
-_TOLERANCE_HALF = 2e-2  # ... if a part is bfloat16, float16, or narrower
-_TOLERANCE_TF32 = _TOLERANCE_HALF / 8  # ... if matrices are multiplied in TF32, and all else is float32
-_STEPS_GROWN = 10  # each step adds the tolerance once, up to this many times
-_HALF_PRECISION = ("bf16", "fp16", "amp", "torch_autocast")
-_WIDE = ("float32", "float64", "tf32")
-# Other settings that change the numbers, and not only where they are computed.
-_OTHER_NUMBERS = (*_HALF_PRECISION, "data_types", "communication_data_type", "compression_training")
+# Settings that change the numbers, and not only where they are computed.
+_OTHER_NUMBERS = (
+    *("bf16", "fp16", "amp", "torch_autocast"),
+    *("data_types", "communication_data_type", "compression_training"),
+)
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 _UPDATED_LATER = ("zenflow",)
 _NOISE_WIDTH = 4.0  # standard errors
-_SPREADS = 2.0  # at most this many times the difference between repeats of the user's configuration
+_SPREADS = 2.0  # at most this many times the range of the differences over the rounds
+_OF_SUM = 2.0**-20  # of a loss that is summed in 32 bits, in some sixteen operations that round
+_OF_ONE = 3.0  # times the spread of a single pair, as in `weight_changes.py`
 # Powers of the ratio of two accumulations by which a program's losses may change. A sum over samples, a missing
 # division and a doubled division count one each.
 _POWERS = (0, 1, -1, 2, -2)
@@ -41,16 +44,19 @@ _SAME_WEIGHTS = 1e-6  # of their norm, because the same numbers are added in ano
 
 
 class LossAgreement(FrozenRecord):
-    """The comparison of two configurations by their losses."""
+    """The comparison of two configurations by their first steps."""
 
     is_compared: bool  # whether they were compared. They are not if the candidate is meant to change the training.
     agrees: bool  # False if they were compared and differ, or if a loss is not finite
-    sentence: str  # one or two sentences, with both numbers if they differ
+    sentence: str  # with both numbers if they differ, and else with the difference that would have been seen
+    # The shares by which the change of all weights, or of one module's, would have had to differ. None if the weights
+    # were not compared.
+    seen: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class LossCourse:
-    """The losses of a configuration."""
+    """The first steps of a configuration, in rounds whose samples are those of the other one's."""
 
     candidate: Candidate  # the configuration
     config: Mapping[str, Any]  # the complete DeepSpeed configuration
@@ -62,6 +68,7 @@ class LossCourse:
     formats: Collection[str] = ()
     skipped: Sequence[Sequence[int]] = ()  # of each repeat, the steps that changed no weight, from 1 on
     free: Collection[str] = ()  # places of the program's switches that may change the training, as the user says
+    updates: Sequence[FirstUpdates] = ()  # of each repeat
 
     def first(self, steps: int) -> "_Steps":
         return [[repeat[step] for repeat in self.losses] for step in range(steps)]
@@ -110,8 +117,10 @@ def cuts_alike(one: Candidate, other: Candidate) -> bool:
     )
 
 
-def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
-    """Returns whether a candidate's losses agree with those of the user's configuration.
+def compare(own: LossCourse, other: LossCourse, again: tuple[TrialResult, TrialResult] | None = None) -> LossAgreement:
+    """Returns whether a candidate trains as the user's configuration does.
+
+    `again`: two trials of the user's configuration on the same samples, of which the second rounds otherwise.
 
     A program draws the same random numbers (dropout, the order of its data) only if the micro-batches are alike. If
     they are not and the first losses differ, the means over the steps are compared, with the noise of the losses from
@@ -145,7 +154,7 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     steps = min((len(repeat) for repeat in (*own.losses, *other.losses)), default=0)
     if steps == 0:
         return LossAgreement(is_compared=False, agrees=True, sentence="the code shows no losses to compare")
-    tolerance = _tolerance(other)
+    tolerance = _Tolerance.of(own, other, again)
     # So many of the first steps had equal numbers of updates before them, in all repeats of both.
     counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
     alike = sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
@@ -163,17 +172,18 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
         factor = factors[apart.index(None)]
         sentence = f"the losses of the first {alike} steps agree"
         if alike == steps:
-            return _agree(sentence, factor)
+            return _weighed(own, other, again, _agree(sentence, factor), factor)
         sentence += "; then the loss scaling skips other steps, and those after as many updates"
         if _means_agree(_times(drawn[0], factor), drawn[1], tolerance):
-            return _agree(f"{sentence} agree as far as their noise shows", factor)
+            return _sized(own, other, _agree(f"{sentence} agree as far as their noise shows", factor))
         return _differ(f"{sentence} do not agree")
     # Other random numbers: the means, with their noise.
     is_cut_alike = cuts_alike(own.candidate, other.candidate)
     for factor in factors if not is_cut_alike else ():
         expected = _times(drawn[0], factor)
         if _means_agree(expected, drawn[1], tolerance) and (factor == 1.0 or _step_agrees(expected, drawn[1])):
-            return _agree(f"the losses of the first {steps} steps agree as far as their noise shows", factor)
+            agreed = _agree(f"the losses of the first {steps} steps agree as far as their noise shows", factor)
+            return _weighed(own, other, again, agreed, factor)
     step, wanted, found = max(filter(None, apart), key=lambda each: each[0])
     sentence = f"the loss of step {step} is {found:.6g}, with your configuration {wanted:.6g}"
     if step == 1 and not is_cut_alike:
@@ -183,16 +193,76 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     return _differ(sentence)
 
 
-def _tolerance(course: LossCourse) -> float:
-    # The largest share of a loss that rounding may change. The code may round more than the configuration.
-    narrow = any(each not in _WIDE for each in course.formats)
-    if narrow or any(_enabled(course.config.get(key)) for key in _HALF_PRECISION):
-        return _TOLERANCE_HALF
-    return _TOLERANCE_TF32 if "tf32" in course.formats else _TOLERANCE
+@dataclass(frozen=True)
+class _Tolerance:
+    # How far losses may be apart that only rounding and random numbers make differ
+
+    share: float  # of the loss itself
+    of_change: float  # of the largest change since step 1
+    spread: float  # beside these
+
+    @classmethod
+    def of(cls, own: LossCourse, other: LossCourse, again: tuple[TrialResult, TrialResult] | None) -> "_Tolerance":
+        unit = roundoff(other.config, other.formats)
+        share = 2.0 * unit + _OF_SUM
+        if again is None or not all(each.losses for each in again):
+            return cls(share, 2.0 * math.sqrt(unit), 0.0)
+        squares = [(b - a) ** 2 for a, b in zip(*(each.losses for each in again), strict=False)]
+        slack = judge(own.updates, other.updates, None, unit).slack
+        return cls(share, slack, _OF_ONE * math.sqrt(fmean(squares)))
+
+    def at(self, course: Sequence[float]) -> float:
+        """For the last of these losses."""
+        return (
+            self.share * abs(course[-1]) + self.of_change * max(abs(loss - course[0]) for loss in course) + self.spread
+        )
+
+
+def _weighed(
+    own: LossCourse,
+    other: LossCourse,
+    again: tuple[TrialResult, TrialResult] | None,
+    agreed: LossAgreement,
+    factor: float,
+) -> LossAgreement:
+    # Adds the judgement of gradients and weights to losses that agree.
+    pair = None if again is None else (FirstUpdates.of(again[0]), FirstUpdates.of(again[1]))
+    found = judge(own.updates, other.updates, pair, roundoff(other.config, other.formats), factor)
+    if found.fault:
+        return _differ(f"{agreed.sentence}, but {found.fault}")
+    sentence = f"{agreed.sentence}; {_power(own, other, found)}"
+    return agreed.model_copy(update={"sentence": sentence, "seen": found.seen if found.updates else None})
+
+
+def _power(own: LossCourse, other: LossCourse, found: WeightVerdict) -> str:
+    if found.updates:
+        agree = f"the gradients and the change of the weights after {found.updates} updates agree too"
+        whole, module = found.seen
+        if whole >= 1.0:
+            return (
+                f"{agree} as far as noise shows: a difference of {shown(found.size)} in its size would have been seen"
+            )
+        difference = f"a difference of {shown(whole)} in that change would have been seen"
+        return f"{agree}: {difference}, and of {shown(module)} in that of one module"
+    steps = min(len(repeat) for repeat in (*own.losses, *other.losses))
+    theirs = own.first(steps)
+    stands = [[theirs[0][place] for place in range(len(own.losses))]] * steps
+    seen = _first_apart(theirs, stands, _Tolerance.of(own, other, None))
+    shows = "would" if seen else "would not"
+    return (
+        f"the change of the weights was not compared, because {found.why}, and the losses {shows} show a training that "
+        "learns nothing"
+    )
+
+
+def _sized(own: LossCourse, other: LossCourse, agreed: LossAgreement) -> LossAgreement:
+    # From other weights, or on other samples, only the size of the change can be compared.
+    fault = far_apart(own.updates, other.updates)
+    return _differ(f"{agreed.sentence}, but {fault}") if fault else agreed
 
 
 def _from_other_weights(
-    own: LossCourse, other: LossCourse, tolerance: float, theirs: _Steps, ours: _Steps
+    own: LossCourse, other: LossCourse, tolerance: _Tolerance, theirs: _Steps, ours: _Steps
 ) -> LossAgreement:
     factor = _factor(own.candidate, other.candidate, theirs[0], ours[0])
     expected = _times(theirs, factor)
@@ -207,9 +277,8 @@ def _from_other_weights(
     if larger > _MOST_APART * smaller and gap > _noise_of_a_step(expected, ours):
         return _differ(f"{sentence}: that far apart they are no draws of one initialisation")
     if _means_agree(expected, ours, tolerance, gap + faster):
-        return _agree(
-            f"{sentence}; from there the losses of {len(ours)} steps agree as far as their noise shows", factor
-        )
+        sentence += f"; from there the losses of {len(ours)} steps agree as far as their noise shows"
+        return _sized(own, other, _agree(sentence, factor))
     return _differ(f"{sentence}, and from there the losses of {len(ours)} steps do not agree")
 
 
@@ -250,29 +319,27 @@ def _times(course: _Steps, factor: float) -> _Steps:
     return [[factor * loss for loss in repeats] for repeats in course]
 
 
-def _first_apart(theirs: _Steps, ours: _Steps, tolerance: float) -> tuple[int, float, float] | None:
+def _first_apart(theirs: _Steps, ours: _Steps, tolerance: _Tolerance) -> tuple[int, float, float] | None:
     # The first step, from 1, whose losses differ by more than the tolerance, with both means; or None.
     # Both have trained on the same samples in a round, and on others in the next.
+    course: list[float] = []
     gaps = [[b - a for a, b in zip(*pair, strict=False)] for pair in zip(theirs, ours, strict=True)]
     spread = max(max(gap) - min(gap) for gap in gaps)
     for step, (wanted, found) in enumerate(zip(theirs, ours, strict=True), 1):
         mine, other = fmean(wanted), fmean(found)
-        grown = tolerance * min(step, _STEPS_GROWN) * max(abs(mine), abs(other))
-        if abs(mine - other) > grown + _SPREADS * spread:
+        course.append(mine)
+        if abs(mine - other) > tolerance.at(course) + _SPREADS * spread:
             return step, mine, other
     return None
 
 
-def _means_agree(theirs: _Steps, ours: _Steps, tolerance: float, gap: float = 0.0) -> bool:
+def _means_agree(theirs: _Steps, ours: _Steps, tolerance: _Tolerance, gap: float = 0.0) -> bool:
     """Whether two courses with different random numbers agree within their noise, rounding, and a further gap."""
     mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
     if len(mine) < 3:
         return True
-    mean, found = fmean(mine), fmean(other)
-    noise = _noise(mine) + _noise(other)
-    return (
-        abs(mean - found) <= tolerance * max(abs(mean), abs(found)) + _NOISE_WIDTH * math.sqrt(noise / len(mine)) + gap
-    )
+    noise = _NOISE_WIDTH * math.sqrt((_noise(mine) + _noise(other)) / len(mine))
+    return abs(fmean(mine) - fmean(other)) <= tolerance.at(mine) + noise + gap
 
 
 def _step_agrees(theirs: _Steps, ours: _Steps) -> bool:

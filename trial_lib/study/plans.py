@@ -124,6 +124,7 @@ class TrialPlans:
             formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
             device=self._setup.device,
+            weighs=purpose is Purpose.CONFIRM,
             replicas=_replicas_meant(purpose, candidate, known.base_config),
             varied_options=varied_options(self._setup.experiment) if profiled is None else {},
             **self._run_with(

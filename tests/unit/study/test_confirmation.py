@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerotune.trial_lib.messages.measurement import Memory
+from zerotune.trial_lib.messages.measurement import Memory, WeightChange
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Neighbour, Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.records.units import gain_line
@@ -468,3 +468,41 @@ def test_identical_configurations_are_called_equal_in_95_of_100_confirmations(de
         found, _ = confirm(ranked, machine.measure, search_seconds=200.0, device=device)
         called_equal += all(one.verdict == "equal" for one in found.candidates)
     assert called_equal >= 0.95 * confirmations
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(1.02, "faster"), (0.5, "disagrees")])
+def test_where_weights_are_compared_the_user_s_own_runs_once_more_in_other_rounding(size: float, verdict: str) -> None:
+    def changed(size: float) -> WeightChange:
+        return WeightChange(updates=3, modules=["head"], sums=[[size, -size] * 4])
+
+    confirmation = Confirmation(OWN, [contender("a", 180.0)], "throughput", "cuda", 60.0)
+    order: list[tuple[str, float | None]] = []
+    measure = speeds(own=100.0, a=180.0)
+    while (candidate := confirmation.next) is not None:
+        key, rounding = "own" if candidate is OWN.candidate else "a", confirmation.rounding
+        order.append((key, rounding))
+        change = changed(size if key == "a" else 1.0 if rounding is None else 1.03)
+        confirmation.tell(replace(measure(key), number=len(order), rounding=rounding, weight_change=change))
+    assert [place for place, (_, rounding) in enumerate(order) if rounding is not None] == [4]
+    assert order[4] == ("own", 2.0**-24)
+    found = confirmation.finding()
+    assert [one.verdict for one in found.candidates] == [verdict]
+    assert found.own is not None
+    assert 5 not in found.own.trials
+    if verdict == "faster":
+        assert "a difference of 7 % in that change would have been seen" in found.candidates[0].losses
+    else:
+        assert found.candidates[0].losses.endswith(
+            "but the changes of the weights are 50 % apart (7 % is within rounding)"
+        )
+
+
+def test_a_free_batch_needs_no_trial_in_other_rounding() -> None:
+    other = contender("a", 180.0)
+    larger = replace(other, candidate=other.candidate.model_copy(update={"micro_batch_size": 8}))
+    confirmation = Confirmation(OWN, [larger], "throughput", "cuda", 60.0)
+    change, measure = WeightChange(updates=3, modules=["head"], sums=[[1.0] * 8]), speeds(own=100.0, a=180.0)
+    while (candidate := confirmation.next) is not None:
+        assert confirmation.rounding is None
+        confirmation.tell(replace(measure("own" if candidate is OWN.candidate else "a"), weight_change=change))
+    assert "train_batch_size (16 -> 32) changes them" in confirmation.finding().candidates[0].losses
