@@ -198,6 +198,20 @@ def rm(studies: tuple[str, ...], yes: bool) -> None:
     _run(lambda: remove_command(studies, yes))
 
 
+@cli.command(section=Section.TUNE)
+@click.argument("study", required=False)
+@click.option("--backup", is_flag=True, help="Keep each file beside itself, as NAME.before-zerotune.")
+def apply(study: str | None, backup: bool) -> None:
+    """Write a study's answer into your files.
+
+    It makes the changes that the study has shown as a diff. STUDY is as in `zerotune show`. If one of the files has
+    changed since the study began, none is written.
+    """
+    from zerotune.flows.apply import apply_command
+
+    _run(lambda: apply_command(study, backup))
+
+
 def _plan(
     typed: tuple[str, ...], mappings: tuple[str, ...], varied: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:

@@ -13,7 +13,7 @@ from zerotune.flows.prefect_server import ServerError, prefect_server, require_h
 from zerotune.flows.terminal import LiveView, print_document, say, say_ways
 from zerotune.trial_lib.messages.errors import InputError, plain
 from zerotune.trial_lib.plan.plan_record import PlannedTrials
-from zerotune.trial_lib.records.folders import StudyStatus, full_experiment_id
+from zerotune.trial_lib.records.folders import OwnCommand, StudyStatus, full_experiment_id
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, without_log
 from zerotune.trial_lib.records.units import NONE_FOUND
 from zerotune.trial_lib.report.read_study import first_failed
@@ -76,6 +76,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "best_ds_config": json.loads(ds_config.read_text()) if found and ds_config.is_file() else None,
         "best_ds_config_path": str(ds_config) if found else None,
         "command": command.read_text() if found and command.is_file() else None,
+        "diff": own.diff or None if found and (own := OwnCommand.of(study.paths)) is not None else None,
         "full_experiment": None if full_experiment is None else full_experiment.model_dump(mode="json"),
         "report": str(study.paths.report) if study.paths.report.exists() else None,
         "tracking_uri": study.tracker.tracking_uri,
@@ -123,6 +124,8 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say(document["planned"]["sentence"])
     # Where it all is.
     say(f"Configuration: {study.paths.best_ds_config}")
+    if document["diff"]:
+        say(f"It changes your files so, and `zerotune apply` writes that:\n{document['diff']}")
     say(f"Train with it: sh {study.paths.best_command}")
     if study.paths.report.exists():
         say(f"Report:        {study.paths.report}")

@@ -28,6 +28,7 @@ from zerotune.trial_lib.records.result import SEARCH_METRICS
 from zerotune.trial_lib.records.switches import deepspeed_part
 from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.report.study_view import leaderboard, trial_columns
+from zerotune.trial_lib.study.best_command import write_answer
 from zerotune.trial_lib.study.confirm import (
     Answer,
     NoAnswer,
@@ -36,7 +37,6 @@ from zerotune.trial_lib.study.confirm import (
     search_found,
     since_last_study,
     starting_from,
-    write_answer,
 )
 from zerotune.trial_lib.study.driver import StudyDriver
 from zerotune.trial_lib.study.finding import Confirmed

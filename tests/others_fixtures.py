@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from study_fixtures import Study, Zerotune, left_in
 from benchmarks.programs.commands import read
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
+from zerotune.trial_lib.records.folders import OwnCommand
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 OTHERS = Path(__file__).parent / "programs" / "others"
@@ -163,6 +166,51 @@ class Typed(Copied):
             and path.suffix not in (".out", ".err")
             and not any(part.startswith(left_out) for part in path.relative_to(self.folder).parts)
         }
+
+
+def expect_trained_alike(tuned: Tuned, timeout: float = 120) -> OwnCommand:
+    """Checks that the best command is the typed one, and trains without ZeroTune as the winner's trials did.
+
+    Every setting of DeepSpeed's that decides a training is compared. Returns the command.
+    """
+    own = OwnCommand.of(tuned.study.paths)
+    assert own is not None, tuned.best_command
+    recorded = tuned.study.paths.trial(tuned.document["best"]["trial"]).engine_built(0)
+    engine = plain_configuration(tuned.study.paths.best_command, tuned.study.paths.best / "engines", timeout)
+    assert list(differences(json.loads(recorded.read_text())["engine"], engine)) == []
+    return own
+
+
+def plain_configuration(command: Path, folder: Path, timeout: float = 120) -> dict[str, Any]:
+    """Returns the configuration of the first engine of a command that runs without ZeroTune. Then ends it."""
+    folder.mkdir()
+    found, hook = folder / "0.json", Path(__file__).parent / "plain_runs"
+    environment = {**os.environ, "ENGINES": str(folder), "PET_MASTER_PORT": str(free_port())}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH", "")]))
+    with (folder / "said").open("w+") as said:
+        process = psutil.Popen(["sh", command], env=environment, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            end = time.monotonic() + timeout
+            while not found.exists() and process.poll() is None and time.monotonic() < end:
+                time.sleep(0.1)
+        finally:
+            for each in [*process.children(recursive=True), process]:
+                each.kill()
+            process.wait()
+        said.seek(0)
+        assert found.exists(), said.read()
+    return dict(json.loads(found.read_text()))
+
+
+def differences(recorded: dict[str, Any], plain: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the settings that two engines have not in common, of those that a trial records."""
+    assert recorded
+    for name, value in recorded.items():
+        other = plain.get(name)
+        if isinstance(value, dict) and value and isinstance(other, dict):
+            yield from differences(value, other, f"{prefix}{name}.")
+        elif value != other:
+            yield f"{prefix}{name}: {value!r}, and {other!r} without ZeroTune"
 
 
 def engine_in(said: str) -> Triple:

@@ -15,7 +15,8 @@ from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyStatus
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.arguments import StudyArguments
-from zerotune.trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, write_answer
+from zerotune.trial_lib.study.best_command import write_answer
+from zerotune.trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan
 from zerotune.trial_lib.study.driver import StudyDriver
 from zerotune.trial_lib.study.open_study import OpenStudy, new_study, resume_study
 from zerotune.trial_lib.study.runner import Work

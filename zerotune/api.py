@@ -76,6 +76,7 @@ class Study(FrozenRecord):
     best_ds_config: dict[str, Any] | None  # the answer's DeepSpeed configuration
     best_ds_config_path: Path | None
     command: str | None  # to train with the answer
+    diff: str | None = None  # what the answer changes in your own files, as a unified diff
     full_experiment: FullExperimentRecord | None
     report: Path | None
     tracking_uri: str  # MLflow's

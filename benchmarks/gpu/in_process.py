@@ -6,7 +6,8 @@ from pathlib import Path
 from zerotune.trial_lib.launch.trial import TrialPlan
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.arguments import StudyArguments
-from zerotune.trial_lib.study.confirm import Answer, answer_of, next_confirming_plan, no_answer, write_answer
+from zerotune.trial_lib.study.best_command import write_answer
+from zerotune.trial_lib.study.confirm import Answer, answer_of, next_confirming_plan, no_answer
 from zerotune.trial_lib.study.driver import StudyDriver
 from zerotune.trial_lib.study.open_study import OpenStudy, new_study
 from zerotune.trial_lib.study.profile_report import had_engine, profile_failure

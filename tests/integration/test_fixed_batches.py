@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from others_fixtures import Triple, engine_of, stage_of
+from others_fixtures import Triple, Tuned, engine_of, expect_trained_alike, stage_of
 from study_fixtures import Study, Zerotune
 
 from zerotune.flows.prefect_server import PrefectServer
@@ -90,8 +90,10 @@ def expect_tuned_at(size: Triple, ended: subprocess.CompletedProcess[str], study
 
 
 def test_a_size_in_another_word_of_the_launch_stays_and_all_else_is_tuned(typed: Zerotune) -> None:
+    # The command does not name the file.
     (typed.folder / "small.yml").write_text(json.dumps({"width": 512, **OWN}))
-    command = ("tune", "--json", "--max-trials", "5", "--", "python", "./deepy.py", "small.yml")
+    (typed.folder / "deepy.py").write_text(DEEPY.replace("sys.argv[1]", "'small.yml'"))
+    command = ("tune", "--json", "--max-trials", "5", "--", "python", "./deepy.py")
     said = expect_tuned_at((4, 2, 16), typed.run(*command, timeout=400), typed.study)
     assert "train_micro_batch_size_per_gpu 4 in the base64 of --neox_config, which no trial changes" in said
     assert "engine.train_micro_batch_size_per_gpu()" in said
@@ -100,10 +102,9 @@ def test_a_size_in_another_word_of_the_launch_stays_and_all_else_is_tuned(typed:
 def test_a_size_in_a_file_that_only_the_wrapper_reads_is_tuned_by_starting_it_from_copies(typed: Zerotune) -> None:
     file = typed.folder / "small.yml"
     file.write_text(json.dumps({"width": 512, **OWN}))
-    mapping = "train_micro_batch_size_per_gpu=small.yml:train_micro_batch_size_per_gpu"
-    command = ("--map", mapping, "--", "python", "./deepy.py", "small.yml")
-    ended = typed.run("tune", "--json", "--max-trials", "5", *command, timeout=400)
+    ended = typed.run("tune", "--json", "--max-trials", "5", "--", "python", "./deepy.py", "small.yml", timeout=400)
     assert ended.returncode == 0, ended.stderr
+    assert "The program has its batch from small.yml:train_micro_batch_size_per_gpu" in ended.stderr
     assert json.loads(file.read_text()) == {"width": 512, **OWN}
     measured = [each for each in typed.study.results.values() if each.outcome is Outcome.COMPLETED]
     sizes = {engine_of(each) for each in measured if each.purpose is not Purpose.PROFILE}
@@ -111,6 +112,8 @@ def test_a_size_in_a_file_that_only_the_wrapper_reads_is_tuned_by_starting_it_fr
     assert len(sizes) > 1
     assert {total for *_, total in sizes} == {16}
     assert "was not tuned" not in ended.stdout
+    tuned = Tuned(json.loads(ended.stdout), ended.stderr, typed.study, set())
+    assert expect_trained_alike(tuned).applied[-2:] == ("./deepy.py", "small.yml")
 
 
 def test_a_single_row_whatever_is_asked_costs_one_trial_and_not_the_answer(typed: Zerotune) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from others_fixtures import Copied, Triple, Tuned, Typed, engine_of, expect_answered, stage_of
+from others_fixtures import Copied, Triple, Tuned, Typed, engine_of, expect_answered, expect_trained_alike, stage_of
 from study_fixtures import query
 
 from zerotune.flows.prefect_server import PrefectServer
@@ -128,13 +128,15 @@ def test_an_override_of_hydras_is_set_in_its_place(desk: Desk) -> None:
     assert words[-1] == "engine=sharded"
 
 
+@STUDY
 @pytest.mark.long
-def test_a_program_of_hydras_whose_override_is_not_mapped_is_told_which_mapping_fits(desk: Desk) -> None:
+def test_an_override_of_hydras_is_found_without_a_mapping(desk: Desk) -> None:
     typed = desk.at("hydra_overrides")
     typed.flags = ["--max-trials", "6"]
-    ended = typed.type()
-    assert ended.returncode in (1, 2)
-    assert "--map train_micro_batch_size_per_gpu=loop.batch" in ended.stderr
+    tuned = typed.tune()
+    expect_answered(tuned, TYPED["hydra_overrides"])
+    assert "The program has its batch from loop.batch, so trials set it there." in tuned.said
+    assert number_in(typed_words(tuned, "deepspeed"), "loop.batch=") == engine_of_best(tuned)[0]
 
 
 @STUDY
@@ -238,7 +240,12 @@ def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: D
     expect_answered(tuned, TYPED["launcher_yaml"])
     assert "python kit.py train recipe.yaml starts `IS_A_RANK=1 torchrun --nproc_per_node 2 " in tuned.said
     assert tuned.new == set()
-    assert "IS_A_RANK=1" in typed_words(tuned, "torchrun")
+    own = expect_trained_alike(tuned)
+    assert typed_words(tuned, "kit.py")[-4:-1] == ["python", "kit.py", "train"]
+    assert own.applied == ("python", "kit.py", "train", "recipe.yaml")
+    changed = {line.partition(":")[0] for line in own.diff.splitlines() if line[0] == "+" and line[1] != "+"}
+    in_recipe = {name for name in changed if not name.startswith('+    "')}
+    assert in_recipe <= {"+per_device_train_batch_size", "+gradient_accumulation_steps"}
 
 
 @STUDY
@@ -249,7 +256,8 @@ def test_the_answer_for_a_preset_of_a_kits_is_the_kits_command_with_a_file(desk:
     expect_answered(tuned, TYPED["named_preset"])
     words = typed_words(tuned, "kit.py")
     kit = words.index("python")
-    assert words[kit : kit + 5] == ["python", "kit.py", "sft", "--deepspeed", str(tuned.study.paths.best_ds_config)]
+    assert words[kit : kit + 4] == ["python", "kit.py", "sft", "--deepspeed"]
+    expect_trained_alike(tuned)
     # The shell does not have it afterwards.
     assert "NPROC_PER_NODE=2" in words
     typed.variables, typed.program = {"NPROC_PER_NODE": "2"}, words[kit:]
@@ -269,6 +277,7 @@ def test_flags_that_repeat_the_configuration_follow_each_candidate(desk: Desk) -
     assert number_behind(words, "--micro-batch-size") == config["train_micro_batch_size_per_gpu"]
     assert number_behind(words, "--global-batch-size") == config["train_batch_size"] == 32
     assert number_behind(words, "--zero-stage") == config["zero_optimization"]["stage"]
+    expect_trained_alike(tuned)
 
 
 @STUDY

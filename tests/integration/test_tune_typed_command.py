@@ -7,6 +7,7 @@ import pytest
 from study_fixtures import Zerotune
 
 from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.records.folders import OwnCommand
 from zerotune.trial_lib.records.result import Outcome
 
 # Of the program itself: what an argument has to survive.
@@ -24,7 +25,8 @@ def test_a_command_is_tuned_as_it_is_typed(tmp_path: Path, home: Path) -> None:
     text = text.replace("args = parse_arguments()", "args = parse_arguments(sys.argv[1 : sys.argv.index('--')])")
     script.write_text(text.replace("import argparse\n", "import argparse" + SHOWS_ITS_ARGUMENTS))
     own = ["--deepspeed_config", "ds_config.json", "--largest_micro_batch", "8"]
-    command = ["deepspeed", "--num_gpus", "1", "train.py", *own, "--", *ARGUMENTS]
+    own_words = [*own, "--", *ARGUMENTS]
+    command = ["deepspeed", "--num_gpus", "1", "train.py", *own_words]
     ended = zerotune.run("tune", "-mt", "3", "-m", "throughput", "-z", "1", "2", "--json", "--", *command)
     assert ended.returncode == 0, ended.stderr
 
@@ -49,6 +51,11 @@ def test_a_command_is_tuned_as_it_is_typed(tmp_path: Path, home: Path) -> None:
 
     best = study.paths.best_command.read_text()
     assert f"cd {zerotune.model}\n" in best
-    assert f"deepspeed --num_gpus 1 train.py --deepspeed_config {study.paths.best_ds_config} " in best
+    own = OwnCommand.of(study.paths)
+    assert own is not None, best
+    # A copy is named as one types it in this folder.
+    named = [str(Path(path).relative_to(zerotune.model)) for path in own.copies] or ["ds_config.json"]
+    assert f"deepspeed --num_gpus 1 train.py --deepspeed_config {named[0]} " in best
+    assert list(own.applied[4:]) == own_words
     assert json.loads(ended.stdout)["command"] == best
     assert not (zerotune.model / "experiment.yaml").exists()

@@ -14,7 +14,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.inputs.entrypoint import parse_entrypoint
 from zerotune.trial_lib.launch.wrapper import NoLaunch, follow_wrapper
 from zerotune.trial_lib.messages.errors import InputError
-from zerotune.trial_lib.study.followed import Followed, followed, rewrapped, wrapped_command
+from zerotune.trial_lib.study.followed import Followed, followed, rewrapped
 from zerotune.trial_lib.study.profile import mapped_places
 from zerotune.trial_lib.study.typed_command import read_command
 
@@ -147,26 +147,6 @@ def test_a_wrapper_whose_file_is_mapped_starts_each_trial_from_a_copy_of_it(fold
     assert (folder / "conf" / "small.yml").read_text() == "micro: 4 # rows\nranks: 2\n"
     with pytest.raises(InputError, match="starts another command with train_micro_batch_size_per_gpu=64"):
         rewrapped(experiment.entrypoint, config, mappings, {MICRO_BATCH: 64}, folder)
-
-
-def test_the_answer_has_the_users_own_words_if_they_start_the_same(folder: Path) -> None:
-    words = ["python", "launcher.py", "--size", "4"]
-    changed = ("--size", "8", "--deepspeed", "a file.json")
-
-    def answer() -> str:
-        found = followed(words, folder, lambda sentence: None)
-        entrypoint = read_command(found.words, {}, folder, None, wrapper=words).entrypoint
-        return wrapped_command(entrypoint, changed, {"OMP_NUM_THREADS": "1"}, folder, dict(os.environ))
-
-    assert answer().endswith("OMP_NUM_THREADS=1 python launcher.py --size 8 --deepspeed 'a file.json'")
-    assert "NPROC=" not in answer()
-    with pytest.MonkeyPatch.context() as patched:
-        # As `NPROC=1 zerotune tune`: the shell does not keep it.
-        patched.setenv("NPROC", "1")
-        assert "NPROC=1 " in answer()
-    # A wrapper that refuses what it does not know.
-    (folder / "launcher.py").write_text("import sys\nassert sys.argv[3:4] != ['--deepspeed']\n" + LAUNCHER)
-    assert answer() == ""
 
 
 def test_a_training_without_a_launcher_is_followed_to_where_it_joins_a_process_group(folder: Path) -> None:

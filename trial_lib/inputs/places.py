@@ -1,6 +1,5 @@
 """Places in the user's command that hold a value, and the command of a trial, which sets them."""
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,35 +10,17 @@ from typing import Any
 import yaml
 
 from zerotune.trial_lib.deepspeed_config.overrides import named_alike, setting_at
+from zerotune.trial_lib.inputs.documents import edited, text_at
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint, split_flag
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import read_bounded
 from zerotune.trial_lib.messages.turned import TURNED_PLACE, in_command
 from zerotune.trial_lib.records.switches import SwitchValue, boolean_of, is_option, text_of
 
-# A value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file.
+# A value in a file that the user's command names. A trial gets its own copy of the file.
 
 # How such a target is written: `conf/train.yaml:trainer.batch`.
-FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json):[^\s=:]+"
-
-# An anchor or a tag before a value belongs to the value.
-_PROPERTIES = re.compile(r"([&!]\S*\s+)*")
-
-
-@dataclass(frozen=True)
-class DocumentValue:
-    """A value in a document. Replacing it keeps every other character."""
-
-    document: str  # the whole text
-    begin: int  # the position of the value's first character
-    end: int  # the position behind its last character
-
-    @property
-    def text(self) -> str:
-        return self.document[self.begin : self.end]
-
-    def replaced(self, value: str) -> str:
-        return self.document[: self.begin] + value + self.document[self.end :]
+FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json|toml):[^\s=:]+"
 
 
 @dataclass(frozen=True)
@@ -78,8 +59,8 @@ class FileTarget:
             ]
         return found
 
-    def find(self, arguments: Sequence[str], folder: Path, document: str | None = None) -> DocumentValue:
-        """Returns the value in the file, or in `document`, which is its text.
+    def find(self, arguments: Sequence[str], folder: Path, document: str | None = None) -> tuple[str, str]:
+        """Returns the text of the file, which may be given as `document`, and of the value in it.
         Raises InputError: no argument is the file's path, the file cannot be read, or it has no such value.
         """
         if not self.positions(arguments, folder):
@@ -87,19 +68,14 @@ class FileTarget:
             raise self._error(f"no argument of the program is {self.path}", remedy)
         try:
             text = read_bounded(folder / self.path) if document is None else document
-            # JSON may be indented with tabs, which YAML refuses.
-            node: yaml.Node | None = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
-        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            value = text_at(text, self.path, self.key.split("."))
+        except (OSError, ValueError) as error:
             problem = " ".join(str(error).split())
             raise self._error(f"{self.path} cannot be read ({problem})", "Mend it, or name another place.") from None
-        for step in self.key.split("."):
-            node = _inner(node, step)
-        if not isinstance(node, yaml.ScalarNode):
+        if value is None:
             remedy = "Write its keys from the top, with dots between them."
             raise self._error(f"{self.path} has no value {self.key}", remedy)
-        begin, end = node.start_mark.index, node.end_mark.index
-        properties = _PROPERTIES.match(text, begin, end)
-        return DocumentValue(text, properties.end() if properties else begin, end)
+        return text, value
 
     def _error(self, what: str, remedy: str) -> InputError:
         return InputError(f"{what}.", where=f"{self.path}:{self.key}", remedy=remedy)
@@ -113,37 +89,12 @@ def in_wrapper(
     return {key: target for key, target, file in files if file is not None and not file.positions(arguments, folder)}
 
 
-def text_in_file(place: str, value: SwitchValue, typed: str) -> str:
-    """Returns the text of a value in a YAML or JSON file, quoted if it would not read back as text."""
-    text = text_of(value, typed)
-    if not isinstance(value, str):
-        return text.lower() if isinstance(value, bool) else text
-    file = FileTarget.read(place)
-    if file is not None and file.path.endswith(".json"):
-        return json.dumps(value)
-    try:
-        is_plain = bool(yaml.safe_load(text) == value) and not re.search(r"[#,\[\]{}\n]|:\s|^\s|\s$", text)
-    except yaml.YAMLError:
-        is_plain = False
-    return text if is_plain else json.dumps(value)
-
-
 def unquoted(text: str) -> str:
     try:
         loaded = yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError:
         return text
     return loaded if isinstance(loaded, str) else text
-
-
-def _inner(node: yaml.Node | None, step: str) -> yaml.Node | None:
-    if isinstance(node, yaml.MappingNode):
-        named = (value for key, value in node.value if isinstance(key, yaml.ScalarNode) and key.value == step)
-        return next(named, None)
-    if isinstance(node, yaml.SequenceNode) and step.isdecimal() and int(step) < len(node.value):
-        found: yaml.Node = node.value[int(step)]
-        return found
-    return None
 
 
 # Places in the user's command that hold a value: the targets of `arg_mappings`, and the switches of a program.
@@ -229,7 +180,7 @@ def value_of(
         return (environment[target], f"{target}={environment[target]}") if target in environment else None
     file = FileTarget.read(target)
     if file is not None:
-        value = file.find(arguments, folder).text
+        value = file.find(arguments, folder)[1]
         return value, f"{target}={value}"
     typed = typed_as(target, arguments)
     return (typed[-1].value, " ".join(arguments[typed[-1].begin : typed[-1].end])) if typed else None
@@ -486,8 +437,10 @@ def _own_files(mapped: Mapping[str, SwitchValue], arguments: Sequence[str], fold
         target = FileTarget.read(name)
         if target is not None:
             first, text = texts.get(target.path, (target, None))
-            found = target.find(arguments, folder, text)
-            texts[target.path] = first, found.replaced(text_in_file(name, value, found.text))
+            text, typed = target.find(arguments, folder, text)
+            # 1 becomes 0.
+            new = int(value) if isinstance(value, bool) and typed.isdecimal() else value
+            texts[target.path] = first, edited(text, target.path, {tuple(target.key.split(".")): new}, shared=True)
     return dict(texts.values())
 
 

@@ -45,12 +45,12 @@ _STARTS_PROCESSES = ("subprocess", "os.system", "os.popen", "os.exec", "os.spawn
 
 def may_start_ranks(file: Path, folders: Sequence[Path]) -> bool:
     """Returns whether a program, or a module of its own that it imports, may start launchers or ranks."""
-    return any(_starts(tree, imported) for tree, imported in own_code(file, folders))
+    return any(_starts(tree, imported) for _, tree, imported in own_code(file, folders))
 
 
 def mentions(file: Path, folders: Sequence[Path], word: str) -> bool:
     """Whether a program, or a module of its own that it imports, has a word in a name or in a string."""
-    for tree, imported in own_code(file, folders):
+    for _, tree, imported in own_code(file, folders):
         names = (node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg)
         if any(word in text for text in (*imported, *names, *texts(tree))):
             return True
@@ -86,8 +86,8 @@ def _modules_of(statement: ast.stmt) -> list[str]:
     return []
 
 
-def own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, list[str]]]:
-    """Yields the code of a program and of each of its own modules, with the names that each imports."""
+def own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[Path, ast.Module, list[str]]]:
+    """Yields the files and code of a program and of its own modules, with the names that each imports."""
     waiting, seen = [file], set[Path]()
     while waiting and len(seen) < _MOST_FILES:
         path = waiting.pop()
@@ -99,7 +99,7 @@ def own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, 
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
         imported = list(_imported(tree, path, folders))
-        yield tree, [name for name, _ in imported]
+        yield path, tree, [name for name, _ in imported]
         waiting += [found for _, found in imported if found is not None]
 
 
@@ -273,7 +273,7 @@ def is_handed_over(entrypoint: Entrypoint, folder: Path) -> bool:
         return False
     names = (*_NAMES_OF_CONFIG, *(Path(value).name for value in entrypoint.config_values))
     has_call = False
-    for tree, imported in own_code(program, (program.parent, folder)):
+    for _, tree, imported in own_code(program, (program.parent, folder)):
         if _names_it(tree, names):
             return False
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]

@@ -81,7 +81,7 @@ def _is_within(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def _named(program: Program, hidden: Sequence[Path], records: Sequence[Path]) -> Iterator[Path]:
-    for word in (*program.arguments, *program.target.values()):
+    for word in (*program.arguments, *program.target.values(), *program.files):
         path = program.model_dir / word.rpartition("=")[2]
         if len(word) < _LONGEST_PATH and os.path.lexists(path):
             path = path.resolve()

@@ -254,6 +254,7 @@ class ProgramProfile(ExactRecord):
     # The engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of a
     # configuration. Empty if unknown.
     settled: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)  # its engine's whole configuration, with DeepSpeed's defaults
     formats: list[str] = field(default_factory=list)  # number formats, such as `bfloat16` or `tf32`
     loading: Loading | None = None  # the data loader that the code trains from. None if it reads no loader of torch's.
     turnable: dict[str, list[Any]] = field(default_factory=dict)  # by switch; the program's own value is first

@@ -329,8 +329,17 @@ def _is_batch(option: ProgramOption) -> bool:
     return any(map(_BATCH_NAME.search, option.names))
 
 
+_FOUND = "Let each trial set it with"
+
+
 def _mapping(target: str, key: str = MICRO_BATCH) -> str:
-    return f"Let each trial set it with {_written(target, key)}"
+    return f"{_FOUND} {_written(target, key)}"
+
+
+def found_in(reason: str) -> tuple[str, str] | None:
+    """The key and the place of a batch size that `ignored_batch_reason` has found; None if it has found none."""
+    found = re.search(rf"{_FOUND} --map (\w+)=(\S+) \(", reason)
+    return None if found is None else (found[1], found[2])
 
 
 def _written(target: str, key: str = MICRO_BATCH) -> str:

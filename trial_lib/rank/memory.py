@@ -1,6 +1,8 @@
 """The memory of a rank, its precision, and whether the next size of a sweep will fit."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import Any
 
 import torch
@@ -106,6 +108,36 @@ def settled(engine: Any) -> dict[str, Any]:
         **{name: {"enabled": bool(enabled)} for name, enabled in sections.items()},
         "zero_optimization": {"reduce_bucket_size": int(engine.zero_reduce_bucket_size())},
     }
+
+
+# What DeepSpeed prints, profiles or writes, what it derives, and what it knows of its processes.
+_NOT_OF_TRAINING = re.compile(
+    r"^_|print|dump|log|monitor|profiler|autotuning|comms_config|breakdown|mesh|checkpoint_|world|rank|timers|datastates|"
+    r"nebula|elasticity|python_gc|node_local|nvme_path"
+)
+
+
+def in_force(engine: Any) -> dict[str, Any]:
+    """The engine's whole configuration, with DeepSpeed's defaults, as plain values: whatever decides a training."""
+    found: dict[str, Any] = _plain(vars(engine._config)) if hasattr(engine, "_config") else {}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items() if not _NOT_OF_TRAINING.search(str(key))}
+    if isinstance(value, list | tuple | set):
+        return [_plain(each) for each in value]
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if type(value).__module__ == "torch":
+        return str(value)
+    # An object without attributes has nothing but an address.
+    return _plain(vars(value)) if hasattr(value, "__dict__") else type(value).__name__
 
 
 def formats(engine: Any) -> set[str]:

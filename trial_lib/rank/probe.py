@@ -28,7 +28,7 @@ from zerotune.trial_lib.rank.engine_watch import EngineWatch, PipelineWatch, ref
 from zerotune.trial_lib.rank.first_steps import FirstSteps
 from zerotune.trial_lib.rank.interception import InitializeObserver, intercept
 from zerotune.trial_lib.rank.loader_batches import loader_batches
-from zerotune.trial_lib.rank.memory import RankMemory
+from zerotune.trial_lib.rank.memory import RankMemory, in_force
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
 from zerotune.trial_lib.rank.rank_consensus import most
 from zerotune.trial_lib.rank.step_trace import TracedEnd, with_data_over
@@ -314,6 +314,7 @@ class Probe:
     def _watch_engine(self, engine: Any, device: Device) -> None:
         asked = int(self._order.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
         watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
+        self.facts.note(engine=in_force(engine))
         if self._order.is_typed_profile:
             self.facts.note_typed_engine(engine, self._order.varied_options)
         self._watch = watch(

@@ -1,5 +1,7 @@
 """The folders of studies and full experiments: their files, and the records in them."""
 
+import difflib
+import os
 import platform
 from dataclasses import dataclass
 from enum import Enum
@@ -143,6 +145,8 @@ class StudyPaths(DrivenFolder, AnswerFolder):
     planned_trials = PathBelow("planned_trials.json")  # what the plan foresaw for ended trials (`PlannedTrial`s)
     earlier_studies = PathBelow("earlier_studies.json")  # results it learned from (`EarlierStudy`s)
     best_experiment = PathBelow("best_experiment.yaml")  # with the winner's switches, if it has any
+    best = PathBelow("best")  # copies of the user's files with the answer's values, which the best command names
+    own_command = PathBelow("best/own_command.json")  # the edits of these files (`OwnCommand`)
     best_ds_metrics = PathBelow("best_ds_metrics.json")  # the winner's measurement, and its gain
     figures = PathBelow("figures")  # the report's figures, a page each
 
@@ -154,6 +158,49 @@ class StudyPaths(DrivenFolder, AnswerFolder):
 
     def trial(self, number: int) -> TrialPaths:
         return TrialPaths(self.trials / f"{number:04d}")
+
+
+class FileChange(FrozenRecord):
+    """A file of the user's, and what the answer makes of it."""
+
+    path: str  # absolute
+    before: str | None  # its text; None if there is no such file
+    after: str
+
+    def diff(self, folder: Path) -> str:
+        """A unified diff without context, whose paths begin at a folder."""
+        name = shown_in(Path(self.path), folder)
+        texts = (self.before or "").splitlines(), self.after.splitlines()
+        return "\n".join(difflib.unified_diff(*texts, name if self.before else "/dev/null", name, n=0, lineterm=""))
+
+
+class OwnCommand(FrozenRecord):
+    """The command that the user typed, with the answer's values, by edited copies of the files that it names."""
+
+    folder: str  # where it was typed
+    words: tuple[str, ...]  # of the command, with the copies' paths
+    variables: dict[str, str] = Field(default_factory=dict)  # to set before it
+    copies: dict[str, str] = Field(default_factory=dict)  # the texts of the copies, by their paths
+    changes: tuple[FileChange, ...] = ()  # the same edits in the user's own files
+    applied: tuple[str, ...] = ()  # the words with these files
+
+    @property
+    def diff(self) -> str:
+        """The edits of the user's files. Empty if the command's words have all of it."""
+        return "\n".join(change.diff(Path(self.folder)) for change in self.changes)
+
+    @classmethod
+    def of(cls, paths: StudyPaths) -> "OwnCommand | None":
+        """None if the study's answer is no command of the user's, or its record is damaged."""
+        try:
+            return cls.model_validate_json(paths.own_command.read_text())
+        except (OSError, ValueError):
+            return None
+
+
+def shown_in(path: Path, folder: Path) -> str:
+    """Returns a path as one types it in a folder."""
+    return os.path.relpath(path, folder) if path.is_relative_to(folder) else str(path)
 
 
 class StudyStatus(str, Enum):

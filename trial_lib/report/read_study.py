@@ -27,7 +27,7 @@ from zerotune.trial_lib.messages.errors import InputError, plain
 from zerotune.trial_lib.messages.secrets import redact
 from zerotune.trial_lib.plan.plan_record import PlannedTrials
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus, TrialPaths
+from zerotune.trial_lib.records.folders import OwnCommand, StudyPaths, StudyRecord, StudyStatus, TrialPaths
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.records.step_account import StepAccount
 from zerotune.trial_lib.records.switches import AS_TYPED, PROGRAM, is_switch
@@ -233,6 +233,7 @@ def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
         after=_figures(measured, "metrics"),
         best_config=best_config,
         best_command=command,
+        diff=own.diff if command and (own := OwnCommand.of(paths)) is not None else "",
         changes=() if best is None else _changes(shown(base), best, state.profile),
         trials=trials,
         # A study that was ended asks for its last trials again when it is resumed.

@@ -233,6 +233,7 @@ class StudyView:
     after: Mapping[str, float]  # the metrics of the winner, by name. Empty without one.
     best_config: Mapping[str, Any] | None  # the winner's DeepSpeed configuration, without secrets
     best_command: str  # the command to train with it
+    diff: str  # what it changes in the user's own files, as a unified diff. Empty if that is nothing.
     changes: tuple[SettingChange, ...]  # its changes to the user's configuration
     trials: tuple[TrialView, ...]  # the ended trials, in the order of their numbers
     running: Mapping[int, str]  # the running trials, with their names
@@ -272,6 +273,7 @@ class StudyView:
             "after": dict(self.after),
             "best_ds_config": self.best_config,
             "command": self.best_command or None,
+            "diff": self.diff or None,
             "changes": [asdict(change) for change in self.changes],
             "confirmed": [asdict(confirmed) for confirmed in self.confirmed],
             **own("searched", "max_trials", "stopped", "failed", "withdrawn", "seconds"),

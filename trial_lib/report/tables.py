@@ -259,6 +259,9 @@ def _answer(view: StudyView) -> Text:
         text.append(f"\n{view.planned.sentence}", style="dim")
     if view.best_command:
         text.append(f"\n{view.best_command}", style="cyan")
+    if view.diff:
+        text.append(f"\n{view.diff}")
+        text.append("\nzerotune apply writes this into your files.", style="dim")
     text.append(f"\n{view.folder}", style="dim")
     return text
 

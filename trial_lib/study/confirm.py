@@ -1,12 +1,10 @@
 """The last step of a study: the trial that confirms next, and the answer."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zerotune.trial_lib.launch.trial import TrialPlan
-from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyStatus
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence
@@ -28,7 +26,6 @@ from zerotune.trial_lib.study.earlier import EarlierConfirmed, SinceLast
 from zerotune.trial_lib.study.finding import Finding, freeing_advice, partition_advice
 from zerotune.trial_lib.study.others import Others, others_of
 from zerotune.trial_lib.study.runner import seconds_of
-from zerotune.trial_lib.study.training_command import write_winner
 
 
 @dataclass(frozen=True)
@@ -201,14 +198,6 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     best = replace(driver.state.results[winner.number], metrics=winner.metrics)
     value = 1.0 if winner.verdict == "own" else None if winner.gain is None else winner.gain.value
     return Answer(best, finding, value, winner.name, step_accounts(driver, best))
-
-
-def write_answer(driver: StudyDriver, answer: Answer) -> None:
-    """Writes the winning configuration, its measurements, and the command to train with it."""
-    winner, known = driver.state.candidates[answer.best.number], driver.known
-    measured = json.dumps(answer.document(driver), indent=2) + "\n"
-    write_whole(driver.setup.paths.best_ds_metrics, measured)
-    write_winner(driver.setup, known, winner.complete(known.base_config), winner.switches)
 
 
 def cut_short(driver: StudyDriver) -> str:

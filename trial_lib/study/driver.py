@@ -216,6 +216,10 @@ class StudyDriver:
         """Runs work to its end. Call it from a thread of the work's own. `next_ended` returns its ends as well."""
         return self._runner.run(work)
 
+    def run_beside(self, plan: TrialPlan) -> TrialResult:
+        """Runs a plan that is no trial of the study. Its history does not have it."""
+        return self.place.run_trial(plan, self._runner.cancelled, self.log.info)
+
     def begin_profile(self) -> None:
         """Begins the profile trial and returns at once, so that it runs while Prefect's server starts.
 

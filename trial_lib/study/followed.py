@@ -35,7 +35,7 @@ from zerotune.trial_lib.messages.secrets import redact
 
 _WHERE = "the command"
 _LONGEST_SHOWN = 60
-_QUICK_S = 15.0
+_QUICK_S = 60.0
 _INSTEAD = (
     "Put `zerotune tune --` before the command that starts your ranks, such as `torchrun --nproc_per_node 2 train.py "
     "ARGUMENTS`."
@@ -128,7 +128,7 @@ def followed(
     # From here on the started command is the user's.
     set_ = {name: value for name, value in {**assigned, **end.variables}.items() if name not in end.unset}
     typed = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
-    notes = [f"{shown} starts `{_joined(typed)}`. ZeroTune tunes that command."]
+    notes = [f"{shown} starts `{joined(typed)}`. ZeroTune tunes that command."]
     if end.folder != folder:
         notes.append(f"It does so in {end.folder}.")
     if end.unset:
@@ -156,8 +156,8 @@ def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, st
     launcher = launcher_of(words)
     if launcher is not None and launcher.is_environment:
         # A shell is followed there too. A launcher or a script is read, and so is an option that cannot be followed.
-        within = command_within(words, launcher)
-        return within is not None and (_is_wrapper(within, folder, environment) or not _is_read(within[0]))
+        within_it = command_within(words, launcher)
+        return within_it is not None and (_is_wrapper(within_it, folder, environment) or not _is_read(within_it[0]))
     if launcher_of_program(Path(program).name) is not None or ":" in program:
         return False
     if not is_python(program):
@@ -203,7 +203,7 @@ def _torchrun(words: Sequence[str], ranks: int, shown: str) -> list[str]:
     of_rank = next((word for word in words if _RANK_ARGUMENT.fullmatch(word)), None)
     if position is None or of_rank is not None:
         raise InputError(
-            f"{shown} starts its {ranks} ranks itself, by words that no launcher has ({of_rank or _joined(words)}).",
+            f"{shown} starts its {ranks} ranks itself, by words that no launcher has ({of_rank or joined(words)}).",
             where=_WHERE,
             remedy=f"Type `zerotune tune -- torchrun --nproc_per_node {ranks} SCRIPT ARGUMENTS`: LOCAL_RANK tells a "
             "rank which one it is.",
@@ -229,11 +229,12 @@ def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
 
 
 def _shown(words: Sequence[str]) -> str:
-    text = _joined([Path(words[0]).name, *words[1:]])
+    text = joined([Path(words[0]).name, *words[1:]])
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def _joined(words: Sequence[str]) -> str:
+def joined(words: Sequence[str]) -> str:
+    """The words as one types them."""
     return " ".join(map(_quoted, words))
 
 
@@ -242,11 +243,9 @@ def _quoted(word: str) -> str:
     return f"{name}={shlex.quote(value)}" if equals and ASSIGNMENT.match(word) else shlex.quote(word)
 
 
-# A wrapper once more: for a trial that changes a file of the wrapper's, and for the answer in the user's own words.
-# The answer is `./swift sft`, and not the torchrun that it starts. A wrapper may check or change what it is given. So
-# its words are the answer only if they come to the launch of the trials.
+# A wrapper once more, for a trial that changes a file of the wrapper's.
 
-_LONGEST_S, _LONGEST_OF_VALUE_S = 30.0, 180.0
+_LONGEST_OF_VALUE_S = 180.0
 # A shell sets these by itself, or an environment that it has activated does.
 _OF_EVERY_SHELL = (
     *("_", "PWD", "OLDPWD", "SHLVL", "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TERM", "TMPDIR"),
@@ -289,7 +288,7 @@ def _started(
 ) -> tuple[str, ...]:
     key = (entrypoint.wrapper, values, folder)
     if key not in _seen:
-        in_time = _within(_LONGEST_OF_VALUE_S, " ".join(entrypoint.wrapper), check)
+        in_time = within(_LONGEST_OF_VALUE_S, " ".join(entrypoint.wrapper), check)
         now = _split(followed(words, folder, lambda sentence: None, in_time).words)[1]
         count = len(entrypoint.launcher)
         if now[:count] != list(entrypoint.launcher) or len(now) != count + len(entrypoint.arguments):
@@ -302,44 +301,8 @@ def _started(
     return _seen[key]
 
 
-def wrapped_command(
-    entrypoint: Entrypoint,
-    changed: Sequence[str],
-    variables: Mapping[str, str],
-    folder: Path,
-    environment: Mapping[str, str] | None = None,
-) -> str:
-    """The line that trains with the answer; empty if the wrapper hands its last words over changed.
-
-    `changed` are the program's arguments with the answer. What the wrapper sets by itself of `variables` is not typed.
-    `environment` is what this process began with. None looks it up.
-    """
-    wrapper, arguments = entrypoint.wrapper, entrypoint.arguments
-    kept = len(wrapper) - len(arguments)
-    if not arguments or wrapper[kept:] != arguments:
-        return ""
-    began = psutil.Process().environ() if environment is None else environment
-    by_wrapper, trained = entrypoint.environment, {**entrypoint.environment, **variables}
-    own = {name: value for name, value in variables.items() if by_wrapper.get(name) != value}
-    typed = {**_typed_before(began, str(entrypoint.slots)), **own}
-    words = [*(f"{name}={value}" for name, value in typed.items()), *wrapper[:kept], *changed]
-    assigned = [f"{name}={value}" for name, value in trained.items()]
-    is_same = _comes_to(words, [*assigned, *entrypoint.launcher, *changed], folder, began)
-    return _joined(words) if is_same else ""
-
-
-def _comes_to(words: Sequence[str], expected: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
-    in_time = _within(_LONGEST_S, " ".join(words))
-    try:
-        found = followed(words, folder, lambda sentence: None, in_time, environment=environment)
-    except (InputError, TimeoutError, OSError):
-        return False
-    was, now = _split(expected), _split(found.words)
-    return found.folder == folder and was[1] == now[1] and was[0] <= now[0]
-
-
-def _within(seconds: float, wrapper: str, check: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    # A check that ends the waiting for a wrapper after some seconds, or as another check does.
+def within(seconds: float, wrapper: str, check: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """A check that ends the waiting for a wrapper after some seconds, or as another check does."""
     end = time.monotonic() + seconds
 
     def in_time() -> None:
@@ -356,9 +319,12 @@ def _split(words: Sequence[str]) -> tuple[set[str], list[str]]:
     return set(words[:begin]), list(words[begin:])
 
 
-def _typed_before(began: Mapping[str, str], ranks: str) -> dict[str, str]:
-    # The variables, without secrets, that a later shell may lack: they were set for this command or by its shell, or
-    # have the number of ranks.
+def typed_before(ranks: str, began: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables, without secrets, that a later shell may lack, of those that this process `began` with.
+
+    They were set for this command or by its shell, or have the number of ranks.
+    """
+    began = psutil.Process().environ() if began is None else began
     try:
         before = psutil.Process(os.getppid()).environ()
     except psutil.Error:

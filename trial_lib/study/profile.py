@@ -16,6 +16,7 @@ from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.launch.place import Place
 from zerotune.trial_lib.launch.processes.watchdog import bound_logs
 from zerotune.trial_lib.launch.trial import TrialPlan, write_unstarted
+from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import make_own_folder, write_whole
 from zerotune.trial_lib.messages.measurement import BatchSizes, Import, ProgramProfile
 from zerotune.trial_lib.messages.orders import StepWindow
@@ -25,6 +26,7 @@ from zerotune.trial_lib.records.result import Outcome, TrialResult, as_sentence,
 from zerotune.trial_lib.search.knobs import STAGE
 from zerotune.trial_lib.study.history import SUBMITTED_NUMBER
 from zerotune.trial_lib.study.limits import with_ops_built, with_swap_disks
+from zerotune.trial_lib.study.own_command import suspected_place
 from zerotune.trial_lib.study.plans import TrialPlans
 from zerotune.trial_lib.study.program import KnownProgram
 from zerotune.trial_lib.study.setup import StudySetup
@@ -51,12 +53,14 @@ def run_profile(
     plans_for: Callable[[ProgramProfile, int], Sequence[TrialPlan]],
     run: Callable[[TrialPlan], TrialResult],
     prime: Callable[[Sequence[Import]], None],
+    place_of: Callable[[TrialResult], tuple[str, str] | None] = lambda ignored: None,
 ) -> TrialResult:
     """Runs the profile trial to its end. Its result is also in its folder, unless it was cut short.
 
     `typed` is its first run, of the program as it was typed. `plans_for` gives the runs at a micro-batch size
     (samples), from what the first run has found. Each one is for a program that the one before has failed. `prime` gets
-    what the first run has imported.
+    what the first run has imported. `place_of` gives the key and the place from which a program may have a batch size
+    that it has not followed. One run shows whether it does.
     """
     seen = run(typed)
     program = seen.program
@@ -73,6 +77,17 @@ def run_profile(
     for plan in (plan for size in sizes for plan in plans_for(program, size)):
         result = run(plan)
         if is_seen and _is_ignored(result) and program.rows_per_sample == 1 and result.micro_batch_arrived == own:
+            found = place_of(result)
+            if found is not None:
+                placed = replace(program, arg_mappings={**program.arg_mappings, found[0]: found[1]})
+                # A wrapper may refuse it.
+                with contextlib.suppress(InputError, TimeoutError):
+                    plan = plans_for(placed, plan.candidate.micro_batch_size)[0]
+                    again = run(plan)
+                    if again.outcome is Outcome.COMPLETED or _is_cut_short(again):
+                        note = f"The program has its batch from {found[1]}, so trials set it there."
+                        noted = replace(again, note=" ".join(filter(None, (again.note, note))))
+                        return _kept(plan, noted, seen, placed)
             # What was typed agrees with what arrives, so everything but the size can be tuned.
             program = replace(program, fixed_batch=result.reason)
             break
@@ -267,8 +282,13 @@ def run_profile_of_study(
         places = mapped_places(setup.experiment, setup.environment)
         return held_against(result, places, setup.experiment.config.arg_mappings, setup.experiment.ds_config)
 
+    def place_of(ignored: TrialResult) -> tuple[str, str] | None:
+        wrapper, arrived = setup.experiment.entrypoint.wrapper, ignored.micro_batch_arrived
+        return suspected_place(ignored.reason, arrived, wrapper, setup.experiment.model_dir)
+
     forget_own(plan)
-    profiled = run_profile(plan, plans.typed(plan, typed.base_config), plans_for, run_and_compare, place.prime)
+    first = plans.typed(plan, typed.base_config)
+    profiled = run_profile(plan, first, plans_for, run_and_compare, place.prime, place_of)
     complete = with_swap_disks(with_ops_built(profiled, setup, place.build), setup)
     if place.has_compiled:
         # The compilers have taken time from the ranks.

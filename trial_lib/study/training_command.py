@@ -7,17 +7,13 @@ import pkgutil
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import (
-    ACCUMULATION,
     MICRO_BATCH,
-    TRAIN_BATCH,
     TRAINING_ARGUMENTS,
-    difference,
-    with_open_batch,
 )
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
@@ -45,9 +41,9 @@ from zerotune.trial_lib.messages.turned import (
     turned_among,
 )
 from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.records.switches import PROGRAM, SwitchValue, deepspeed_part
-from zerotune.trial_lib.search.knobs import STAGE, get_knob
-from zerotune.trial_lib.study.followed import rewrapped, wrapped_command
+from zerotune.trial_lib.records.switches import PROGRAM, SwitchValue
+from zerotune.trial_lib.study.code_lines import arguments_to_set, to_set_in_code, unpartitioned
+from zerotune.trial_lib.study.followed import rewrapped
 from zerotune.trial_lib.study.program import KnownProgram, interpreter_of, variables_of
 from zerotune.trial_lib.study.setup import StudySetup
 
@@ -235,12 +231,6 @@ def _options_of(place: str, value: Any, offered: Collection[str]) -> dict[str, s
 
 _DEEPSPEED = "deepspeed"
 _NOTHING = ("", "~", "null")
-# The places of the batch in a program of Lightning's. The product follows.
-_BY_LIGHTNING = {
-    MICRO_BATCH: "batch_size={} of your DataLoader",
-    ACCUMULATION: "accumulate_grad_batches={} of Lightning's Trainer",
-    TRAIN_BATCH: "",
-}
 
 
 def training_command(
@@ -248,21 +238,20 @@ def training_command(
     known: KnownProgram,
     config: dict[str, Any],
     switches: Mapping[str, SwitchValue] | None = None,
-    by_wrapper: bool = False,
 ) -> str:
     """The command that trains with the winning configuration, under the conditions of the trials.
 
-    Files that the command names beside that configuration are written. With `by_wrapper` the command is what the user
-    typed, if that starts the study's command.
+    It is the one that was tuned, which a wrapper may have started. Files that it names beside that configuration are
+    written.
     """
     experiment, paths, config = setup.experiment, setup.paths, known.in_words(config)
     entrypoint = experiment.entrypoint
-    variables, secrets = _environment(setup)
+    variables, secrets = typed_environment(setup)
     trained = paths.experiment
     if switches:
         trained = write_best_experiment(setup, known.arg_mappings, config, switches)
     words = [_beside(sys.executable, "zerotune"), "train", str(trained), str(experiment.model_dir)]
-    by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
+    by_zerotune = assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
     # The program's words with the winner's values.
@@ -289,34 +278,23 @@ def training_command(
     arguments = command.arguments
     for option in options_to_remove(turned, own, offered):
         arguments = without_option(option, arguments)
-    typed = _assignments(variables) + shlex.join([*words, *arguments])
-    if by_wrapper and words[1:] == list(entrypoint.launcher[1:]):
-        # A launcher with another configuration among its own words is not what the wrapper starts.
-        typed = wrapped_command(entrypoint, arguments, variables, experiment.model_dir) or typed
+    typed = assignments(variables) + shlex.join([*words, *arguments])
     # What no word of the command sets.
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
     named = {place.rpartition(":")[2] for place in in_files}
     by_command = bool(entrypoint.config_positions) or launcher_named(entrypoint.launched_by).hands_over_config
     is_told = by_command or _DEEPSPEED in named or CONFIG_VARIABLE in by_accelerate
-    to_write = [] if is_told else _to_set_in_code(known, config, paths)
-    if known.is_batch_in_code and not named.issuperset(TRAINING_ARGUMENTS.values()):
-        left = [f"{name}={config[key]}" for key, name in TRAINING_ARGUMENTS.items() if name not in named]
-        to_write.append(f"The training arguments are in the code. Set {', '.join(left)}.")
-    stage = get_knob(config, STAGE, 0)
-    if stage != 3 and known.found is not None and known.found.partitions_its_model:
-        # DeepSpeed's engine takes no partitioned parameters at these stages: a plain run would crash.
-        to_write.append(f"The code makes its model within deepspeed.zero.Init: give it enabled=False at stage {stage}.")
+    to_write = [] if is_told else to_set_in_code(experiment, known, config, paths)
+    if known.is_batch_in_code:
+        left = [key for key, name in TRAINING_ARGUMENTS.items() if name not in named]
+        to_write += arguments_to_set(experiment, {key: config[key] for key in left})
+    to_write += unpartitioned(known, config)
     to_write += lines_to_write(left_to_write(turned, own, offered), own, known.found)
     if to_write:
         # As typed, the program would train with the values in its code.
         by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]
         lines = [*(f"# {line}" for line in by_hand), by_zerotune]
-    if secrets:
-        lines.insert(
-            0,
-            f"# Set these variables first. Their values are secret, so this file leaves them out: {' '.join(secrets)}",
-        )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*secrets_first(secrets), *lines]) + "\n"
 
 
 def _training_arguments_in_files(
@@ -332,46 +310,20 @@ def _training_arguments_in_files(
                 place = FileTarget.read(f"{path}:{name}")
                 if (
                     place is not None
-                    and place.find(experiment.entrypoint.arguments, experiment.model_dir).text not in _NOTHING
+                    and place.find(experiment.entrypoint.arguments, experiment.model_dir)[1] not in _NOTHING
                 ):
                     found[f"{path}:{name}"] = value
     return found
 
 
-def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
-    # What you have to change in the configuration in the code; nothing if the command sets it all.
-    base, by_command = deepspeed_part(known.base_config), set(known.arg_mappings)
-    if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
-        # It follows from the two others, in DeepSpeed or in code that takes both from its command.
-        by_command.add(TRAIN_BATCH)
-    changes = [(path, value) for path, value in _dotted(difference(base, config)) if path not in by_command]
-    if not changes:
-        return []
-    if known.found is not None and known.found.by_lightning:
-        return _for_lightning(dict(changes))
-    where = f"The DeepSpeed configuration is in the code. Set these values there, from {paths.best_ds_config}:"
-    return [where, *(f"  {key}: {json.dumps(value)}" for key, value in changes)]
+def secrets_first(secrets: Sequence[str]) -> list[str]:
+    first = "# Set these variables first. Their values are secret, so this file leaves them out:"
+    return [f"{first} {' '.join(secrets)}"] if secrets else []
 
 
-def _for_lightning(changes: Mapping[str, Any]) -> list[str]:
-    # Where Lightning takes values of DeepSpeed's configuration. It refuses the accumulation there.
-    lines = [f"  {key}: {json.dumps(value)}" for key, value in changes.items() if key not in _BY_LIGHTNING]
-    head = ["Pass DeepSpeedStrategy these values, as its own arguments or in its `config`:"] if lines else []
-    set_ = [text.format(changes[key]) for key, text in _BY_LIGHTNING.items() if text and key in changes]
-    return [*head, *lines, *([f"Set {' and '.join(set_)}."] if set_ else [])]
-
-
-def _dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _typed_launcher(setup: StudySetup, config: Mapping[str, Any]) -> list[str]:
+def program_as_typed(experiment: Experiment) -> list[str]:
     # The user's own words up to the script. They start as many ranks as the trials had.
-    experiment, paths, entrypoint = setup.experiment, setup.paths, setup.experiment.entrypoint
+    entrypoint = experiment.entrypoint
     program, *rest = entrypoint.launcher
     first = launcher_of(entrypoint.launcher)
     if first is None or first.comes_with_python:
@@ -379,6 +331,12 @@ def _typed_launcher(setup: StudySetup, config: Mapping[str, Any]) -> list[str]:
             program = _beside(interpreter_of(experiment), program)
         elif shutil.which(Path(program).name) == program:
             program = Path(program).name
+    return [program, *rest]
+
+
+def _typed_launcher(setup: StudySetup, config: Mapping[str, Any]) -> list[str]:
+    experiment, paths, entrypoint = setup.experiment, setup.paths, setup.experiment.entrypoint
+    program, *rest = program_as_typed(experiment)
     retype = launcher_named(entrypoint.launched_by).retype
     if not retype:
         return [program, *rest]
@@ -399,11 +357,11 @@ def _own_launcher(setup: StudySetup) -> list[str]:
     return [_beside(interpreter_of(setup.experiment), "deepspeed"), *started, *local_rank, *target]
 
 
-def _assignments(variables: Mapping[str, str]) -> str:
+def assignments(variables: Mapping[str, str]) -> str:
     return "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
 
 
-def _environment(setup: StudySetup) -> tuple[dict[str, str], list[str]]:
+def typed_environment(setup: StudySetup) -> tuple[dict[str, str], list[str]]:
     # The variables that the shell does not have, and the names of the secret ones, which no file may contain.
     own, variables = setup.experiment.environment_variables, setup.environment
     secrets = [name for name, value in redact(own).items() if value != own[name]]
@@ -419,19 +377,3 @@ def _beside(interpreter: str, name: str) -> str:
     # How to call a program of an environment: by its name, or by its path if a shell would find another.
     program = Path(interpreter).with_name(name)
     return name if shutil.which(name) == str(program) else str(program)
-
-
-def write_winner(
-    setup: StudySetup, known: KnownProgram, complete: Mapping[str, Any], switches: Mapping[str, SwitchValue]
-) -> None:
-    """Writes the winning configuration, and the command to train with it."""
-    config = deepspeed_part(complete)
-    written = with_open_batch(known.in_file(config), known.own_config(setup.experiment))
-    write_whole(setup.paths.best_ds_config, json.dumps(written, indent=2) + "\n")
-    command = training_command(setup, known, config, switches)
-    try:
-        if setup.experiment.entrypoint.wrapper:
-            # This runs the wrapper once more, and an interrupt may end that.
-            command = training_command(setup, known, config, switches, by_wrapper=True)
-    finally:
-        write_whole(setup.paths.best_command, command)

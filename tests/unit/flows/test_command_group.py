@@ -19,7 +19,7 @@ def in_section(section: Section) -> set[str]:
 
 def test_each_command_is_in_its_section() -> None:
     assert in_section(Section.TUNE) == {
-        *("tune", "micro-batch", "plan", "resume", "show", "estimate"),
+        *("tune", "micro-batch", "plan", "resume", "show", "apply", "estimate"),
         *("list", "compare", "export", "rm"),
     }
     assert in_section(Section.TRAIN) == {"train"}

@@ -21,7 +21,7 @@ def test_the_owner_is_told_all_and_a_terminal_obeys_none_of_it(
     print_document(document)
     told = capsys.readouterr()
     assert told.err == "it said hunter-two-22: cd /home/hunter-two-22\n"
-    assert json.loads(told.out) == document
+    assert json.loads(told.out) == {"version": 1, **document}
 
 
 def test_what_has_to_be_typed_before_a_page_opens_stands_before_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +52,7 @@ def test_short_work_is_not_told() -> None:
     assert told == []
 
 
+PRINTED = '{"version": 1, "number": 1}'
 SAYS = """
 import sys
 from zerotune.flows.terminal import open_streams
@@ -69,7 +70,7 @@ sys.exit(4)
 
 @pytest.mark.parametrize(
     ("redirected", "printed"),
-    [("2>&-", '{"number": 1}'), ("2>&- <&-", '{"number": 1}'), (">&-", ""), ("2>&1 >/dev/null | true", "")],
+    [("2>&-", PRINTED), ("2>&- <&-", PRINTED), (">&-", ""), ("2>&1 >/dev/null | true", "")],
 )
 def test_a_stream_that_is_closed_or_not_read_changes_nothing_else(
     redirected: str, printed: str, tmp_path_factory: pytest.TempPathFactory

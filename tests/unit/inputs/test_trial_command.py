@@ -165,7 +165,7 @@ def folder(tmp_path: Path) -> Path:
     [
         ("defaults.batch", "&size 4", "&size 8"),
         ("loaders.0.batch", "!!int 4", "!!int 8"),
-        ("trainer.accumulate", "'2'", "8"),
+        ("trainer.accumulate", "'2'", "'8'"),
     ],
 )
 @pytest.mark.parametrize("typed", ["--config conf/train.yaml", "--config=conf/train.yaml", "cfg=./conf/train.yaml"])
@@ -185,7 +185,7 @@ def test_two_values_in_one_file_are_set_in_one_copy(folder: Path) -> None:
     found = command("conf/train.yaml", mappings, {MICRO_BATCH: 16, ACCUMULATION: 3}, folder)
     (text,) = found.files.values()
     data = yaml.safe_load(text)
-    assert (data["defaults"]["batch"], data["trainer"]["accumulate"]) == (16, 3)
+    assert (data["defaults"]["batch"], data["trainer"]["accumulate"]) == (16, "3")
 
 
 def test_a_file_may_be_named_in_a_folder_that_another_word_names(tmp_path: Path) -> None:

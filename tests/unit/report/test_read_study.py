@@ -25,6 +25,7 @@ from rich.console import Console
 
 from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import FileChange, OwnCommand
 from zerotune.trial_lib.report.html_report import write_report
 from zerotune.trial_lib.report.read_study import read_study
 from zerotune.trial_lib.report.study_view import failure_groups
@@ -44,6 +45,22 @@ def test_a_finished_study_has_its_answer_what_it_changes_and_how_to_use_it(tmp_p
     assert changes["train_micro_batch_size_per_gpu"] == (2, 64)
     assert "optimizer.type" not in changes
     assert (len(view.trials), view.searched, view.failed) == (35, 22, 0)
+
+
+def test_the_edits_of_the_users_files_stand_beside_the_command_that_has_them(tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path)
+    assert read_study(paths.root).diff == ""
+    change = FileChange(path="/home/user/conf.yaml", before="batch: 2\n", after="batch: 64\n")
+    own = OwnCommand(folder="/home/user", words=("train", "conf.yaml"), changes=(change,))
+    paths.best.mkdir()
+    paths.own_command.write_text(own.model_dump_json())
+    view = read_study(paths.root)
+    assert view.diff == "--- conf.yaml\n+++ conf.yaml\n@@ -1 +1 @@\n-batch: 2\n+batch: 64"
+    console = Console(file=io.StringIO(), width=100)
+    print_study(view, console)
+    assert view.diff in console.file.getvalue()
+    write_report(paths)
+    assert "-batch: 2\n+batch: 64" in paths.report.read_text()
 
 
 def test_the_kind_of_a_layout_is_no_change(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.launch.trial import TrialPlan
 from zerotune.trial_lib.messages.measurement import BatchSizes, ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
@@ -49,9 +50,9 @@ class Ranks:
             paths=TrialPaths(folder),
         )
 
-    def profile(self) -> TrialResult:
+    def profile(self, **more: Any) -> TrialResult:
         typed = replace(self._plan, paths=self._plan.paths.as_typed, as_typed=True)
-        return run_profile(self._plan, typed, self._plans_for, self._run, self.primed.append)
+        return run_profile(self._plan, typed, self._plans_for, self._run, self.primed.append, **more)
 
     def ran_with(self) -> Candidate:
         return Candidate.model_validate_json(self._plan.paths.candidate.read_text())
@@ -209,6 +210,20 @@ def test_batches_that_agree_with_what_was_typed_but_follow_nothing_else_are_prof
     assert result.program is not None
     assert result.program.fixed_batch == ("It reads --size." if outcome == "completed" else "")
     assert ranks.ran_with().micro_batch_size == (8 if outcome == "completed" else 1)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_the_place_that_a_program_may_have_its_size_from_is_tried_once(tmp_path: Path, follows: bool) -> None:
+    ignores = ended(Outcome.INVALID, micro_batch_arrived=8, reason="It has --size 8.")
+    ends = [ignores, ended() if follows else ignores]
+    ranks = Ranks(tmp_path, ended(program=replace(TYPED, rows_per_sample=1)), lambda size: ends.pop(0))
+    result = ranks.profile(place_of=lambda ignored: (MICRO_BATCH, "--size"))
+    assert ranks.sizes == [1, 1]
+    assert not ends
+    assert result.program is not None
+    assert result.program.arg_mappings == ({MICRO_BATCH: "--size"} if follows else {})
+    assert result.program.fixed_batch == ("" if follows else "It has --size 8.")
+    assert ranks.ran_with().micro_batch_size == (1 if follows else 8)
 
 
 @pytest.mark.parametrize("ending", [{"outcome": Outcome.CANCELLED}, {"outcome": Outcome.CRASHED, "from_outside": True}])

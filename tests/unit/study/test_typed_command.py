@@ -242,7 +242,7 @@ def test_mapped_flags_and_variables_are_set_for_a_trial(folder: Path) -> None:
         (f"{MICRO_BATCH}=--b=", '"--b=" is no place'),
         (f"{MICRO_BATCH}=8", '"8" is no place'),
         (f"{MICRO_BATCH}=argv:0", '"argv:0" is no place'),
-        (f"{MICRO_BATCH}=conf.toml:batch", '"conf.toml:batch" is no place'),
+        (f"{MICRO_BATCH}=conf.ini:batch", '"conf.ini:batch" is no place'),
         ("train_batch_size=--x", "mapped twice"),
     ],
 )

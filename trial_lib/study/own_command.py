@@ -1,0 +1,428 @@
+"""The answer in the user's own command and files: the places where what the winner changes stands, and their edits."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from zerotune.trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    TRAINING_ARGUMENTS,
+    difference,
+    named_alike,
+    setting_at,
+    with_open_batch,
+)
+from zerotune.trial_lib.inputs.documents import REMOVED, SUFFIXES, Key, edited, leaves, read_document
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint, split_flag
+from zerotune.trial_lib.inputs.places import FileTarget, is_variable, typed_as, with_switch, without_option
+from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.messages.files import read_bounded
+from zerotune.trial_lib.messages.turned import in_command
+from zerotune.trial_lib.rank.batch_source import found_in
+from zerotune.trial_lib.records.folders import FileChange, OwnCommand, StudyPaths, shown_in
+from zerotune.trial_lib.records.switches import SwitchValue, deepspeed_part, text_of
+from zerotune.trial_lib.search.knobs import STAGE
+from zerotune.trial_lib.study.program import KnownProgram
+
+# How programs and their files name a setting: names that mean it, then names that may.
+_NAMES = {
+    MICRO_BATCH: (r"(per_(device|gpu)_train|micro|mbs)", r"(batch|ims_per|(^|[-_])(bs|bsz)($|[-_]))"),
+    ACCUMULATION: (r"(accum\w*_(steps|grad)|grad\w*_accum)", r"(accum|(^|[-_])gas($|[-_]))"),
+    STAGE: (r"^zero_?stage$", r"^stage$"),
+}
+_NOT_TRAINED = re.compile(r"eval|valid|test|infer|predict|pred|global|total|num_batches", re.IGNORECASE)
+# A configuration of DeepSpeed's has one of these at its top.
+_OF_DEEPSPEED = ("zero_optimization", MICRO_BATCH)
+# Accelerate's names of settings in its own file, in the section `deepspeed_config`, and as options of its launcher.
+_OF_ACCELERATE = {
+    STAGE: "zero_stage",
+    ACCUMULATION: "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
+    "zero_optimization.offload_param.device": "offload_param_device",
+}
+# Settings of that section that Accelerate reads beside a DeepSpeed configuration file. It refuses the others there.
+_BESIDE_A_FILE = (
+    "zero3_init_flag",
+    "deepspeed_hostfile",
+    "deepspeed_multinode_launcher",
+    "deepspeed_moe_layer_cls_names",
+)
+_SECTION, _MIXED_PRECISION = "deepspeed_config", "mixed_precision"
+_BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
+_LARGEST = 1_000_000  # characters of a file that may have a place
+_NEW_CONFIG = "<new>"  # stands for the path of a new configuration
+
+
+class NoPlaceError(Exception):
+    """A setting stands at no place in the command and its files. The text is a clause that names it."""
+
+
+@dataclass(frozen=True)
+class _File:
+    # A file that the command names.
+    path: Path
+    is_found_by_folder: bool  # another word names the folder that the path is relative to
+    text: str
+    content: Any
+
+
+@dataclass
+class _Edits:
+    words: list[str]
+    folder: Path
+    files: list[_File]
+    own: dict[Path, dict[Key, Any]] = field(default_factory=dict)  # values in the user's files
+    variables: dict[str, str] = field(default_factory=dict)
+    # Files without a word of their own: a configuration that another file names, by the place of its path there
+    named_within: dict[Path, tuple[Path, Key]] = field(default_factory=dict)
+    new_config: str | None = None  # the text of a new DeepSpeed configuration
+    config: Path | None = None  # the file with the user's own
+
+    def put(self, path: Path, key: Key, value: Any) -> None:
+        self.own.setdefault(path, {})[key] = value
+
+    def put_word(self, place: str, value: SwitchValue) -> None:
+        # At an option, an override, a variable, or in a file that the words name.
+        target = FileTarget.read(place)
+        if target is not None:
+            self.put((self.folder / target.path).resolve(), tuple(target.key.split(".")), value)
+        elif is_variable(place, self.words):
+            self.variables[place] = text_of(value, os.environ.get(place, ""))
+        else:
+            self.words = with_switch(place, self.words, value)[0]
+
+
+def own_command(
+    experiment: Experiment,
+    words: Sequence[str],
+    known: KnownProgram,
+    config: Mapping[str, Any],
+    values: "OtherValues",
+    paths: StudyPaths,
+) -> OwnCommand:
+    """The user's command, whose words are given, with a complete configuration and other values of the program.
+
+    Nothing is written. Raises NoPlaceError if something that the configuration changes has no place in the command, and
+    InputError if a file cannot be edited. Whether a place is the right one shows only when the command runs.
+    """
+    edits = _Edits(list(words), experiment.model_dir, _named_files(words, experiment.model_dir))
+    base = deepspeed_part(known.base_config)
+    # The sizes are there whether they differ or not.
+    changed = {key: value for key, value in dotted(difference(base, config)) if value != setting_at(base, key)}
+    written = with_open_batch(known.in_file(config), known.own_config(experiment))
+    _place_config(edits, experiment.entrypoint, known, written, changed)
+    _place_batch(edits, known, config, changed)
+    for place, value in in_command(values.switches).items():
+        if value is not None:
+            edits.put_word(place, value)
+    _place_options(edits, known, values)
+    return _written(edits, paths, experiment.model_dir)
+
+
+@dataclass(frozen=True)
+class OtherValues:
+    """What the winner changes beside the DeepSpeed configuration."""
+
+    switches: Mapping[str, SwitchValue] = field(default_factory=dict)  # of the program, by their places
+    options: Mapping[str, str] = field(default_factory=dict)  # of a Trainer
+    removed: Sequence[str] = ()  # options of a Trainer that it refuses with these
+
+
+def _place_options(edits: _Edits, known: KnownProgram, values: OtherValues) -> None:
+    # A Trainer's options stand beside its batch: in a file, or among the words.
+    beside = None if MICRO_BATCH in known.arg_mappings else _beside_sibling(edits.files, MICRO_BATCH, {MICRO_BATCH: 0})
+    for option, value in values.options.items():
+        if beside is None:
+            edits.words = with_switch(option, edits.words, value)[0]
+        else:
+            path, key = beside
+            edits.put(path, (*key[:-1], option.lstrip("-")), read_document(value, ".yaml"))
+    for option in values.removed:
+        if beside is None:
+            edits.words = without_option(option, edits.words)
+        else:
+            edits.put(beside[0], (*beside[1][:-1], option.lstrip("-")), REMOVED)
+
+
+def dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a configuration by their paths."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# The files that the words name.
+
+
+def _named_files(words: Sequence[str], folder: Path) -> list[_File]:
+    folders = [folder, *(folder / word for word in words if word and os.path.isdir(folder / word))]  # noqa: PTH112
+    found: dict[Path, _File] = {}
+    for word in words:
+        for name in dict.fromkeys((word, word.partition("=")[2])):
+            if PurePath(name).suffix not in SUFFIXES:
+                continue
+            for parent in folders:
+                path = (parent / name).resolve()
+                if path not in found and (file := _file(path, parent != folder)) is not None:
+                    found[path] = file
+    return list(found.values())
+
+
+def _file(path: Path, by_folder: bool) -> _File | None:
+    try:
+        text = read_bounded(path, _LARGEST) if path.is_file() else ""
+        content = read_document(text, path.name)
+    except (OSError, ValueError):
+        return None
+    return _File(path, by_folder, text, content) if isinstance(content, dict) else None
+
+
+def _is_of_deepspeed(content: Any) -> bool:
+    return isinstance(content, Mapping) and any(name in content for name in _OF_DEEPSPEED)
+
+
+# The DeepSpeed configuration: a file, a section of a file, Accelerate's own settings, a name, or text in a word.
+
+
+def _place_config(
+    edits: _Edits, entrypoint: Entrypoint, known: KnownProgram, written: Mapping[str, Any], changed: Mapping[str, Any]
+) -> None:
+    held = _config_held(edits)
+    if held is not None:
+        edits.config = held[0]
+        _edit_config(edits, *held, known, written, changed)
+        return
+    others = [path for path in changed if path not in _BATCH]
+    position = _word_of_config(edits, entrypoint)
+    if position is not None:
+        before, value = split_flag(edits.words[position])
+        # As JSON, in base64, or as a file in the place of a name that only the program knows.
+        alike = named_alike(value, written, Path(_NEW_CONFIG))
+        if others or alike != _NEW_CONFIG:
+            edits.words[position] = f"{before}{alike}"
+            edits.new_config = json.dumps(written, indent=2) + "\n"
+        return
+    accelerates = next((file for file in edits.files if _is_of_accelerate(file.content)), None)
+    if accelerates is not None:
+        _edit_accelerates(edits, accelerates, changed, others, written)
+    elif others and all(path in _OF_ACCELERATE and _option(edits, path) for path in others):
+        for path in (*others, *([ACCUMULATION] if ACCUMULATION in changed and _option(edits, ACCUMULATION) else [])):
+            edits.put_word(f"--{_OF_ACCELERATE[path]}", changed[path])
+    elif others == [STAGE] and (place := _by_name(edits.files, STAGE, setting_at(known.base_config, STAGE) or 0)):
+        edits.put(*place, changed[STAGE])
+    elif others and not set(others) <= known.arg_mappings.keys():
+        raise NoPlaceError(f"{others[0]} stands in the code, or where ZeroTune does not see it")
+
+
+def _config_held(edits: _Edits) -> tuple[Path, Key, Any] | None:
+    # The file with the configuration, the section that it is in, and its content.
+    for file in edits.files:
+        if _is_of_deepspeed(file.content):
+            return file.path, (), file.content
+        for name, section in file.content.items():
+            if _is_of_deepspeed(section):
+                return file.path, (str(name),), section
+    for file in edits.files:
+        for key, value in leaves(file.content):
+            if not isinstance(value, str) or PurePath(value).suffix != ".json" or len(value) > 1000:
+                continue
+            for parent in (edits.folder, file.path.parent):
+                path = (parent / value).resolve()
+                named = _file(path, by_folder=True)
+                if named is not None and _is_of_deepspeed(named.content):
+                    edits.files.append(named)
+                    edits.named_within[path] = (file.path, key)
+                    return path, (), named.content
+    return None
+
+
+def _edit_config(
+    edits: _Edits,
+    path: Path,
+    section: Key,
+    content: Mapping[str, Any],
+    known: KnownProgram,
+    written: Mapping[str, Any],
+    changed: Mapping[str, Any],
+) -> None:
+    for name, value in changed.items():
+        if name not in _BATCH:
+            edits.put(path, (*section, *name.split(".")), REMOVED if value is None else value)
+    by_program = {} if known.found is None else known.found.batch
+    for name in (MICRO_BATCH, ACCUMULATION):
+        if content.get(name) == "auto" or (name not in content and (name in by_program or name in known.arg_mappings)):
+            continue
+        if name in changed or written.get(name) != content.get(name, written.get(name)):
+            edits.put(path, (*section, name), written[name])
+    before, total = known.in_file(known.base_config), content.get(TRAIN_BATCH)
+    if type(total) is int:
+        samples = total * written[MICRO_BATCH] * written[ACCUMULATION]
+        total = samples // (before[MICRO_BATCH] * before[ACCUMULATION])
+        if total != content[TRAIN_BATCH]:
+            edits.put(path, (*section, TRAIN_BATCH), total)
+
+
+def _word_of_config(edits: _Edits, entrypoint: Entrypoint) -> int | None:
+    # The position, among the typed words, of a word that is the configuration, or its name.
+    before = len(edits.words) - len(entrypoint.arguments)
+    if before < 0 or tuple(edits.words[before:]) != entrypoint.arguments or len(entrypoint.config_positions) != 1:
+        return None
+    return before + entrypoint.config_positions[0]
+
+
+def _is_of_accelerate(content: Mapping[str, Any]) -> bool:
+    return content.get("distributed_type") == "DEEPSPEED" or isinstance(content.get(_SECTION), Mapping)
+
+
+def _option(edits: _Edits, path: str) -> bool:
+    return bool(typed_as(f"--{_OF_ACCELERATE[path]}", edits.words))
+
+
+def _edit_accelerates(
+    edits: _Edits, file: _File, changed: Mapping[str, Any], others: Sequence[str], written: Mapping[str, Any]
+) -> None:
+    section = file.content.get(_SECTION) or {}
+    if set(others) <= _OF_ACCELERATE.keys():
+        for path in (*others, ACCUMULATION):
+            name = _OF_ACCELERATE[path]
+            if path in changed and (path != ACCUMULATION or name in section):
+                edits.put(file.path, (_SECTION, name), "none" if changed[path] is None else changed[path])
+        return
+    # Accelerate takes all of it from one file, or none.
+    edits.new_config = json.dumps(written, indent=2) + "\n"
+    edits.put(file.path, (_SECTION, "deepspeed_config_file"), _NEW_CONFIG)
+    for name in section:
+        if name not in _BESIDE_A_FILE:
+            edits.put(file.path, (_SECTION, name), REMOVED)
+    edits.put(file.path, (_MIXED_PRECISION,), REMOVED)
+
+
+# The batch: an option, a variable, or a key of a file.
+
+
+def _place_batch(edits: _Edits, known: KnownProgram, config: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    own, new = known.in_words(known.base_config), known.in_words(config)
+    by_trainer = {} if known.found is None or MICRO_BATCH not in known.found.batch else known.found.batch
+    files = [file for file in edits.files if file.path != edits.config]
+    for key, target in known.arg_mappings.items():
+        if key in changed and (value := setting_at(new, key)) is not None:
+            edits.put_word(target, value)
+    for key in (MICRO_BATCH, ACCUMULATION):
+        if key not in changed or key in known.arg_mappings:
+            continue
+        is_in_config = edits.new_config is not None or _has_key(edits, key)
+        if is_in_config and key not in by_trainer:
+            continue
+        place = _by_name(files, key, own.get(key)) or _beside_sibling(files, key, by_trainer)
+        if place is None:
+            name = TRAINING_ARGUMENTS[key] if key in by_trainer else key
+            raise NoPlaceError(f"{name} stands in the code, or where ZeroTune does not see it")
+        edits.put(*place, new[key])
+
+
+def _has_key(edits: _Edits, key: str) -> bool:
+    return any(each[-1] == key for changes in edits.own.values() for each in changes)
+
+
+def suspected_place(reason: str, size: Any, words: Sequence[str], folder: Path) -> tuple[str, str] | None:
+    """The key and the place, as `--map` has them, from which a program may have a batch size that it has not followed.
+
+    A rank has found it (`reason`), or it is in a file that some words name. None if there is none.
+    """
+    found = _by_name(_named_files(words, folder), MICRO_BATCH, size)
+    if found is None or found_in(reason):
+        return found_in(reason)
+    target = f"{os.path.relpath(found[0], folder.resolve())}:{'.'.join(found[1])}"
+    return None if FileTarget.read(target) is None else (MICRO_BATCH, target)
+
+
+def _by_name(files: Sequence[_File], setting: str, value: Any) -> tuple[Path, Key] | None:
+    # The key of a file that has a setting's value by a name that means it, or else may mean it.
+    found: list[tuple[int, int, Path, Key]] = []
+    for file in files:
+        for key, own in leaves(file.content):
+            if str(own) != str(value) or isinstance(own, bool) or _NOT_TRAINED.search(".".join(key)):
+                continue
+            for rank, pattern in enumerate(_NAMES[setting]):
+                if re.search(pattern, key[-1], re.IGNORECASE) and not _is_other(setting, key[-1]):
+                    found.append((rank, len(key), file.path, key))
+                    break
+    return min(found, key=lambda each: each[:2])[2:] if found else None
+
+
+def _is_other(setting: str, name: str) -> bool:
+    return setting == MICRO_BATCH and bool(re.search("accum", name, re.IGNORECASE))
+
+
+def _beside_sibling(files: Sequence[_File], key: str, by_trainer: Mapping[str, int]) -> tuple[Path, Key] | None:
+    # Where the Trainer's other arguments stand, if this one was left to its default.
+    if key not in by_trainer:
+        return None
+    for file in files:
+        for found, _ in leaves(file.content):
+            if found[-1] in (*TRAINING_ARGUMENTS.values(), "output_dir"):
+                return file.path, (*found[:-1], TRAINING_ARGUMENTS[key])
+    return None
+
+
+# The command with edited copies of its files, and the user's own files with the same edits.
+
+
+def _written(edits: _Edits, paths: StudyPaths, folder: Path) -> OwnCommand:
+    texts = {file.path: file.text for file in edits.files}
+    for path in edits.own:
+        if path not in texts:
+            texts[path] = read_bounded(path, _LARGEST)
+    edited_files = set(edits.own)
+    copied = {*edited_files, *(holder for path, (holder, _) in edits.named_within.items() if path in edited_files)}
+    names: dict[Path, Path] = {}
+    for path in sorted(copied):
+        is_taken = any(each.name == path.name for each in names.values())
+        names[path] = paths.best / (f"{len(names)}_{path.name}" if is_taken else path.name)
+    in_copies = {path: dict(edits.own.get(path, {})) for path in copied}
+    for path, (holder, key) in edits.named_within.items():
+        if path in edited_files:
+            in_copies[holder][key] = shown_in(names[path], folder)
+    copies = {}
+    changes = []
+    new_path, own_path = (parent / f"ds_config.{paths.root.name}.json" for parent in (paths.best, folder))
+    if edits.new_config is not None:
+        copies[str(new_path)] = edits.new_config
+        changes.append(FileChange(path=str(own_path), before=None, after=edits.new_config))
+    for path in sorted(copied):
+        copies[str(names[path])] = edited(texts[path], path.name, _naming(in_copies[path], shown_in(new_path, folder)))
+        after = edited(texts[path], path.name, _naming(edits.own.get(path, {}), shown_in(own_path, folder)))
+        if after != texts[path]:
+            changes.append(FileChange(path=str(path), before=texts[path], after=after))
+    applied, words = list(edits.words), list(edits.words)
+    for position, word in enumerate(edits.words):
+        before, value = split_flag(word)
+        if edits.new_config is not None and value == _NEW_CONFIG:
+            words[position], applied[position] = (before + shown_in(each, folder) for each in (new_path, own_path))
+    for file in edits.files:
+        if file.path not in names:
+            continue
+        copy, target = names[file.path], FileTarget(os.path.relpath(file.path, folder.resolve()), "")
+        for position, before in target.positions(edits.words, folder.resolve()):
+            words[position] = before + (str(copy) if file.is_found_by_folder else shown_in(copy, folder))
+    return OwnCommand(
+        folder=str(folder),
+        words=tuple(words),
+        variables=edits.variables,
+        copies=copies,
+        changes=tuple(changes),
+        applied=tuple(applied),
+    )
+
+
+def _naming(changes: Mapping[Key, Any], path: str) -> dict[Key, Any]:
+    return {key: path if value == _NEW_CONFIG else value for key, value in changes.items()}
