@@ -4,7 +4,7 @@ The best of many readings is the luckiest one, so the promised gain is measured 
 round, alone and in fresh processes, in another order each round. After some rounds (`_LOOKS`) the intervals are looked
 at. The confirmation ends when the best candidate has separated from the user's configuration, when it surely brings
 less than 2 %, when the rounds that are left would hardly tell, or when they are over. They may cost half of the
-search's time (or a minute), with at least `_LEAST_ROUNDS` and at most `_MOST_ROUNDS` rounds.
+search's time, or a minute for up to 8 rounds, with at least `_LEAST_ROUNDS` and at most `_MOST_ROUNDS` rounds.
 
 Two equal contenders may be called different in at most 5 of 100 confirmations. So the error of the intervals is divided
 by the number of looks and of candidates (Bonferroni).
@@ -27,7 +27,7 @@ from typing import Any
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.device_watch import device_notes
 from zerotune.trial_lib.messages.measurement import TRACE
-from zerotune.trial_lib.messages.statistics import Ratio, chance_to_tell, mean_rate, ratios_to
+from zerotune.trial_lib.messages.statistics import Ratio, chance_to_tell, mean_rate, ratios_to, rounds_to_tell
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.records.switches import other_switches
@@ -101,7 +101,7 @@ def is_good(result: TrialResult, metric: str) -> bool:
 ERROR = 0.05
 _NEAR = 0.05  # a candidate that is this share below the best may be as good
 _MOST_CANDIDATES = 3
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 24
+_LEAST_ROUNDS, _ROUNDS_OF_THE_FLOOR, _MOST_ROUNDS = 3, 8, 24
 _FEWEST_ROUNDS = 2  # that give an interval, if a study has no time for more
 _LOOKS = (4, 8, 16, 24)  # a fourth round halves the intervals of three: Student's t has few degrees of freedom
 _SHARE_OF_SEARCH = 0.5
@@ -110,7 +110,6 @@ _FLOOR_S = 60.0  # half of a search of seconds would be too short to separate an
 _PRECISE, _PRECISE_FOR_THE_GAIN = 0.05, 0.25
 _WORTH = 1.02  # a smaller gain is not looked for any longer
 _HOPELESS = 0.1  # a smaller chance that the rounds that are left tell is not worth them
-_PROBABLY = 0.8
 _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
@@ -251,8 +250,9 @@ class Confirmation:
         self._left = [one for one in self._left if one.key not in chosen]
         members = [(one.candidate, one.reading) for one in self._with_own(near)]
         self.data = DataWindow.of(members, self._data_vary, max(self._share_s, _FLOOR_S) / _LOOKS[0])
-        affordable = int(max(self._share_s, _FLOOR_S) / max(self._cost(near), 1e-9))
-        rounds = min(max(affordable, _LEAST_ROUNDS), _MOST_ROUNDS)
+        cost = max(self._cost(near), 1e-9)
+        of_floor = min(int(_FLOOR_S / cost), _ROUNDS_OF_THE_FLOOR)
+        rounds = min(max(int(self._share_s / cost), of_floor, _LEAST_ROUNDS), _MOST_ROUNDS)
         self._looks = (*(look for look in _LOOKS if look < rounds), rounds)
         self._error = ERROR / len(self._looks) / len(near)
         self._begin_round()
@@ -316,10 +316,8 @@ class Confirmation:
         if best.low > 1.0:
             enough = max(_PRECISE, _PRECISE_FOR_THE_GAIN * (best.value - 1.0))
             return best.spread <= enough or next_look * self._cost(self._live) > self._share_s
-        return best.high < _WORTH or self._chance(best, self._looks[-1]) < _HOPELESS
-
-    def _chance(self, best: Ratio, rounds: int) -> float:
-        return chance_to_tell(best, self._round, rounds, len(self._live), self._error, _WORTH)
+        chance = chance_to_tell(best, self._round, self._looks[-1], len(self._live), self._error, _WORTH)
+        return best.high < _WORTH or chance < _HOPELESS
 
     # -- contenders --------------------------------------------------------------------------------------------
 
@@ -410,10 +408,7 @@ class Confirmation:
         best = max(gains.values(), key=lambda gain: gain.value)
         if best.high < _WORTH or self._round < _FEWEST_ROUNDS:
             return 0
-        more = 1
-        while more <= MOST_FORESEEN and self._chance(best, self._round + more) < _PROBABLY:
-            more += max(1, more // 10)
-        return more
+        return rounds_to_tell(best, self._round, len(self._live), self._error, _WORTH, MOST_FORESEEN)
 
     def _seconds_of_a_round(self) -> float:
         contenders = self._with_own(self._live)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from zerotune.trial_lib.messages.statistics import chance_to_tell, mean_rate, ratios_to
+from zerotune.trial_lib.messages.statistics import chance_to_tell, mean_rate, ratios_to, rounds_to_tell
 
 
 def test_what_drifts_within_no_round_is_in_no_ratio() -> None:
@@ -74,3 +74,22 @@ def test_the_chance_that_more_rounds_tell_is_how_often_they_do(later: int) -> No
         foreseen += chance_to_tell(before, 8, later, 1, 0.01, 1.02)
         told += after.low > 1.0 or after.high < 1.02
     assert foreseen / times == pytest.approx(told / times, abs=0.03)
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.05, 0.2])
+def test_so_many_more_rounds_tell_in_80_of_100_cases_if_the_gain_is_what_it_seemed(gain: float) -> None:
+    draws = random.Random(7)
+
+    def some(count: int, gain: float) -> list[dict[str, float]]:
+        return [{"own": 1.0, "a": math.exp(gain + draws.gauss(0, 0.05))} for _ in range(count)]
+
+    told = []
+    for _ in range(300):
+        rounds = some(8, gain)
+        seen = ratios_to("own", rounds, 0.01)["a"]
+        more = rounds_to_tell(seen, 8, 1, 0.01, 1.02, most=1000)
+        if more <= 1000:
+            later = ratios_to("own", [*rounds, *some(more, math.log(seen.value))], 0.01)["a"]
+            told.append(later.low > 1.0 or later.high < 1.02)
+    assert len(told) > 250
+    assert sum(told) >= 0.8 * len(told)
