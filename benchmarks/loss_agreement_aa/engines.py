@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,8 @@ class Recorded:
         return {**found, "weight_change": None if change is None else asdict(change)}
 
 
-def _plant(engine: Any, case: Case, rank: int) -> Callable[[int], None]:
-    # Plants a fault in an engine; the function that it returns runs after each optimizer step.
+def _plant(engine: Any, case: Case, rank: int) -> None:
+    # Plants a fault in an engine.
     import torch
 
     backward, accumulation, count = engine.backward, SAMPLES // case.micro_batch, [0]
@@ -162,18 +162,18 @@ def _plant(engine: Any, case: Case, rank: int) -> Callable[[int], None]:
 
         optimizer.unscale_and_clip_grads = by_shard
 
-    def after_step(step: int) -> None:
-        if case.fault != "master weights in bf16":
-            return
-        from zerotune.trial_lib.rank import first_steps
+    if case.fault == "master weights in bf16":
+        inner = optimizer.optimizer
+        update = inner.step
 
-        for _, _, parameter in first_steps.Weights(engine)._parameters:
-            master = first_steps._master(parameter, optimizer, first_steps._masters(optimizer))
-            assert master is not None
-            kept = master.of(master.whole)
-            kept.copy_(kept.bfloat16())
+        def narrow_update(*args: Any, **kwargs: Any) -> Any:
+            result = update(*args, **kwargs)
+            for group in inner.param_groups:
+                for kept in group["params"]:
+                    kept.data.copy_(kept.data.bfloat16())
+            return result
 
-    return after_step
+        inner.step = narrow_update
 
 
 def trained(case: Case) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def trained(case: Case) -> dict[str, Any]:
         trainable[len(trainable) // 2].requires_grad_(False)
     optimizer = case.optimizer_of([each for each in model.parameters() if each.requires_grad])
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=case.config())
-    after_step = _plant(engine, case, rank)
+    _plant(engine, case, rank)
     recorded = Recorded(engine, case)
     try:
         for step in range(case.steps):
@@ -203,7 +203,6 @@ def trained(case: Case) -> dict[str, Any]:
                 loss = engine(numbers, case.data_seed)
                 engine.backward(loss)
                 engine.step()
-            after_step(step)
         return recorded.record()
     finally:
         recorded.watch.end()

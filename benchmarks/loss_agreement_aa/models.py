@@ -204,6 +204,51 @@ class Gated(nn.Module):
         return self.head(x.transpose(1, 2))
 
 
+class Towers(nn.Module):
+    """Two towers that meet in a bilinear form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(FEATURES // 2, 40), nn.LeakyReLU(), nn.Linear(40, 16))
+        self.right = nn.Sequential(nn.Linear(FEATURES // 2, 40), nn.Softplus(), nn.Linear(40, 16))
+        self.meet = nn.Bilinear(16, 16, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, -1)
+        return self.meet(self.left(left), self.right(right))
+
+
+class Sets(nn.Module):
+    """Sums what it makes of the parts of an input, whatever their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(4, 64), nn.Mish(), nn.LayerNorm(64), nn.Linear(64, 64))
+        self.rest = nn.Sequential(nn.Tanh(), nn.Linear(64, 32), nn.Hardswish(), nn.Linear(32, CLASSES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rest(self.parts(x.unflatten(1, (-1, 4))).sum(1))
+
+
+class Mixer(nn.Module):
+    """Mixes places and features of a text by turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(TOKENS, 24)
+        self.places = nn.ModuleList(nn.Linear(LENGTH, LENGTH) for _ in range(3))
+        self.features = nn.ModuleList(nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 24)) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(3))
+        self.head = nn.Linear(24, TOKENS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        for place, feature, norm in zip(self.places, self.features, self.norms, strict=True):
+            x = x + place(norm(x).transpose(1, 2)).transpose(1, 2)
+            x = x + feature(x)
+        return self.head(x)
+
+
 MODELS = {
     "perceptron": perceptron,
     "decoder": lambda: Texts(Decoder()),
@@ -217,4 +262,7 @@ MODELS = {
     "residual": lambda: Vectors(Residual()),
     "autoencoder": Autoencoder,
     "gated": lambda: Texts(Gated()),
+    "two towers": lambda: Vectors(Towers()),
+    "sets": lambda: Vectors(Sets()),
+    "slow mixer": lambda: Texts(Mixer()),
 }

@@ -331,6 +331,7 @@ class WeightChange(ExactRecord):
     modules: list[str] = field(default_factory=list)  # their names; a single empty one for the whole model
     sums: list[list[float]] = field(default_factory=list)  # of each module, the change's sums with random signs
     momenta: list[list[float]] = field(default_factory=list)  # of the momenta after them; empty without momentum
+    is_linear: bool = False  # whether the optimizer multiplies gradients and adds them, as SGD does
     # The factor by which Adam corrected the bias of its averages in each update; empty if unknown
     corrections: list[float] = field(default_factory=list)
     seconds: float = 0.0  # that rank 0 has spent on it

@@ -211,7 +211,7 @@ class Weights:
 
     def _sums(self) -> torch.Tensor | None:
         engine, masters = self._engine, _masters(self._engine.optimizer)
-        states = getattr(getattr(engine.optimizer, "optimizer", engine.optimizer), "state", {})
+        states = _states(engine.optimizer)
         by_device: dict[torch.device, torch.Tensor] = {}
         for place, number, parameter in self._parameters:
             # A divided parameter's elements are not neighbours.
@@ -306,11 +306,18 @@ UPDATES = 3
 """The weights are compared after this many updates, which every trial counts. A warm-up has no rate in the first."""
 
 
+def _states(optimizer: Any) -> Mapping[Any, Any]:
+    # The optimizer's states, by the tensors that it updates
+    found: Mapping[Any, Any] = getattr(getattr(optimizer, "optimizer", optimizer), "state", {})
+    return found
+
+
 def _corrections(optimizer: Any) -> list[float]:
     # By which Adam has corrected the bias of its averages in the last updates, by its own count of them
     groups = getattr(optimizer, "param_groups", ())
-    states = getattr(getattr(optimizer, "optimizer", optimizer), "state", {})
-    counts = [each["step"] for each in (*states.values(), *groups) if isinstance(each, Mapping) and "step" in each]
+    counts = [
+        each["step"] for each in (*_states(optimizer).values(), *groups) if isinstance(each, Mapping) and "step" in each
+    ]
     if not counts or not groups or "betas" not in groups[0]:
         return []
     last, (first, second) = int(counts[0]), groups[0]["betas"]
@@ -355,9 +362,8 @@ class FirstSteps:
     def step_begins(self, engine: Any) -> None:
         """Notes the gradients' norm if DeepSpeed does not: in 32 bits without ZeRO."""
         self._norm = None
-        if not self._weighs or len(self._norms) >= UPDATES or hasattr(engine.optimizer, "_global_grad_norm"):
-            return
-        if tensor_parallel_size(engine) > 1:
+        is_noted = hasattr(engine.optimizer, "_global_grad_norm") or tensor_parallel_size(engine) > 1
+        if not self._weighs or is_noted or len(self._norms) >= UPDATES:
             return
         gradients = [each.grad for each in engine.module.parameters() if each.grad is not None]
         if gradients and not any(each.is_sparse for each in gradients):
@@ -391,9 +397,8 @@ class FirstSteps:
 
     def over_ranks(self, engine: Any) -> dict[str, Any]:
         """The fields of a measurement. Every rank takes part."""
-        weights = [] if self._initial is None else self._initial.over_ranks(engine)
         return {
-            "initial_weights": weights,
+            "initial_weights": [] if self._initial is None else self._initial.over_ranks(engine),
             "losses": self._means(engine),
             "skipped_steps": self.skipped,
             "gradient_norms": [norm if math.isfinite(norm) else 0.0 for norm in map(float, self._norms)],
@@ -430,6 +435,7 @@ class FirstSteps:
             modules=modules,
             sums=rows[: len(modules)],
             momenta=momenta,
+            is_linear=all(set(state) <= {"momentum_buffer"} for state in _states(engine.optimizer).values()),
             corrections=self._corrections,
             seconds=round(self._seconds, 6),
         )

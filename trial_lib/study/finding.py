@@ -220,5 +220,6 @@ def learning_rate_advice(own_batch: int, batch: int) -> str:
         f"The global batch is {batch} and yours {own_batch}: scale the learning rate, by {math.sqrt(factor):.3g} "
         f"(square root, usual with Adam and LAMB) or {factor:.3g} (linear, usual with SGD), the two rules of "
         "DeepSpeed's lr_scaling_method, and try it: https://www.deepspeed.ai/tutorials/lrrt. What the program counts "
-        f"in steps (warm-up, decay, evaluation, an epoch's end) then takes {factor:.3g} times the samples."
+        f"in steps (warm-up, decay, evaluation, an epoch's end) then takes {factor:.3g} times the samples. "
+        "Compare its losses with yours at equal samples seen: here they were not compared."
     )

@@ -26,9 +26,11 @@ _SECTIONS = (("bf16", "bfloat16"), ("fp16", "float16"), ("amp", "float16"), ("to
 # of 370 cases (F distribution). The whole model's has many, and a factor of two is for roundings of another kind.
 _OF_MODULE, _OF_WHOLE = 3.0, 2.0
 _NUMBERS = 8  # of a module
-# A sum of a million terms in 32 bits, in another order, differs by the roundoff times the root of their number, 6e-5.
-# Adam turns as large a share of the weights the other way, and the change differs by the root of about that share.
-_OF_SUMS = 0.01
+# The least error of a gradient: a sum of a million terms in 32 bits, in another order, differs by the roundoff times
+# the root of their number. Adam turns an element the other way whose gradient is below its error e, a share of 0.8 e of
+# gradients with a normal distribution. Half of them differ by twice their change, so the whole by the root of 1.6 e.
+_OF_SUMS = 2.0**-14
+_TURNED = 1.6
 # From other weights or on other samples one training may learn up to twice as fast.
 _FASTER = 2.0
 
@@ -111,7 +113,8 @@ class Allowance:
     def of(cls, spread: Gap, floor: float) -> "Allowance":
         # A frozen module has no spread. One whose gradients are nothing but rounding may differ from itself altogether.
         typical = median(list(filter(None, spread.by_module)) or [0.0])
-        modules = [max(each, typical) for each in spread.by_module]
+        # In a small module an element that turns is rare, and may not have turned in the one pair.
+        modules = [max(each, typical, spread.whole) for each in spread.by_module]
         # The sizes of two changes differ less than the changes: what is across them hardly counts.
         size = max(abs(spread.size), spread.whole / math.sqrt(_NUMBERS * len(modules)))
         return cls(
@@ -176,7 +179,8 @@ def judge(
         return WeightVerdict(why="your configuration was not measured in other rounding", slack=slack)
     if not any(map(any, itertools.chain(*(change.sums for change in changes)))):
         return WeightVerdict(why="no weight has changed so far, as in a warm-up of the learning rate", slack=slack)
-    floor = 2.0 * unit + _OF_SUMS + slack
+    error = max(unit, _OF_SUMS)
+    floor = 2.0 * error + slack
     fault, found = "", WeightVerdict(updates=changes[0].updates, slack=slack)
     for kind, what, factors in (
         ("sums", "the changes of the weights", [1.0]),
@@ -186,7 +190,8 @@ def judge(
         if not all(rows):
             continue
         mine, its = rows[0:-2:2], rows[1:-2:2]
-        allowance = Allowance.of(Gap.between(rows[-2:-1], rows[-1:], names), floor)
+        turned = 0.0 if kind == "momenta" or changes[0].is_linear else math.sqrt(_TURNED * error)
+        allowance = Allowance.of(Gap.between(rows[-2:-1], rows[-1:], names), floor + turned)
         # Clipping takes the program's factor away.
         faults = [allowance.fault(Gap.between(_times(mine, each), its, names), what) for each in factors]
         fault = fault or (faults[0] if all(faults) else "")

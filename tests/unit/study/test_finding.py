@@ -142,7 +142,8 @@ def test_another_global_batch_comes_with_advice_on_the_learning_rate() -> None:
     assert "by 2 (square root" in advice
     assert "or 4 (linear" in advice
     assert advice.endswith(
-        "counts in steps (warm-up, decay, evaluation, an epoch's end) then takes 4 times the samples."
+        "counts in steps (warm-up, decay, evaluation, an epoch's end) then takes 4 times the samples. "
+        "Compare its losses with yours at equal samples seen: here they were not compared."
     )
     assert finding(advice=advice).lines[-1] == advice
     assert "scale the learning rate, by 0.5 (square root" in learning_rate_advice(64, 16)
