@@ -1,6 +1,6 @@
 """The flows of a study and of a training at full length.
 
-A study: profile, known winner, the user's configuration, search, confirmation, report.
+A study: profile, known winner, the user's configuration, search, confirmation and reduction, report.
 """
 
 import contextlib
@@ -312,7 +312,9 @@ def search(study: OpenStudy) -> None:
 
 
 def confirm(study: OpenStudy) -> None:
-    """Measures the best candidates and the user's configuration again, one at a time, until their gains differ."""
+    """Measures the best candidates and the user's configuration again, one at a time, until their gains differ. Then it
+    measures the winner without some of its changes, until those are left that its gain needs.
+    """
     driver = study.driver
     tell_leader(driver)
     while not driver.time.is_over and (plan := next_confirming_plan(driver)) is not None:

@@ -147,8 +147,8 @@ def test_a_smaller_latency_wins(away: tuple[Zerotune, Running, subprocess.Comple
         confirmed[result.config_hash].append(result.metrics["latency"])
     medians = {key: statistics.median(latencies) for key, latencies in confirmed.items()}
     won = study.results[study.record["best_number"]].config_hash
-    # The user's own wins unless another is faster beyond the noise.
-    assert won == study.results[1].config_hash or medians[won] == min(medians.values())
+    # Your own wins unless another is faster beyond the noise. Of that, changes worth less than 5 % may be dropped.
+    assert won == study.results[1].config_hash or medians[won] <= min(medians.values()) / 0.95
     assert study.record["gain"] >= 1
 
 

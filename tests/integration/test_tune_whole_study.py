@@ -163,8 +163,8 @@ def test_the_best_and_the_submitted_configuration_are_measured_again_at_least_th
         trials.setdefault(result.config_hash, []).append(result)
     completed = [ran.study.results[number] for number in ran.study.searched[2:] if ran.study.results[number].metrics]
     best = max(completed, key=lambda result: result.metrics["FLOPS_per_gpu"])
-    assert {best.config_hash, ran.study.results[1].config_hash} <= set(trials)
-    assert all(len(repeats) >= 3 for repeats in trials.values())
+    # The others are the winner without some of its changes.
+    assert all(len(trials[key]) >= 3 for key in (best.config_hash, ran.study.results[1].config_hash))
     assert not any(result.swept for result in ran.study.confirmed)
 
 

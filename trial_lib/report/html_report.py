@@ -25,24 +25,19 @@ from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.result import SEARCH_METRICS
 from zerotune.trial_lib.records.units import axis_unit, bytes_shown, duration, quantity
+from zerotune.trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects, measured_trials
 from zerotune.trial_lib.report.read_study import read_study
 from zerotune.trial_lib.report.study_view import (
+    WORTH_COLUMNS,
     Interval,
     StudyView,
     TrialView,
     failure_groups,
     setting_text,
     trial_columns,
+    worth_rows,
 )
-from zerotune.trial_lib.report.tables import (
-    FEWEST_TRIALS,
-    PLANNED_COLUMNS,
-    PLANNED_NUMBERS,
-    knob_effects,
-    measured_trials,
-    percent,
-    planned_rows,
-)
+from zerotune.trial_lib.report.tables import PLANNED_COLUMNS, PLANNED_NUMBERS, planned_rows
 
 # The figures, drawn by plotly.
 
@@ -376,44 +371,43 @@ def knobs_figure(view: StudyView) -> Drawn:
             key, title, f"That takes at least {FEWEST_TRIALS} completed trials that differ in something.", None
         )
     shown = effects[:_KNOBS_SHOWN][::-1]
-    figure = empty_figure("best value over worst one tried (%)", "")
+    figure = empty_figure("the better value over the other (times)", "")
     figure.add_bar(
-        x=[percent(effect.gain) for effect in shown],
+        base=1.0,
+        x=[effect.gain - 1.0 for effect in shown],
         y=[effect.knob for effect in shown],
         orientation="h",
-        marker={"color": [COLOURS[0] if effect.is_clear else GREY for effect in shown]},
+        marker={
+            "color": [COLOURS[0] if effect.is_clear else GREY for effect in shown],
+            "pattern": {"shape": ["/" if effect.trials is None else "" for effect in shown]},
+        },
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": [percent(effect.high) - percent(effect.gain) for effect in shown],
-            "arrayminus": [percent(effect.gain) - percent(effect.low) for effect in shown],
+            "array": [effect.high - effect.gain for effect in shown],
+            "arrayminus": [effect.gain - effect.low for effect in shown],
             "thickness": 1.5,
         },
-        customdata=[f"best {effect.best}, worst {effect.worst}" for effect in shown],
-        hovertemplate="%{y}<br>%{x:.1f} %<br>%{customdata}<extra></extra>",
+        customdata=[f"{effect.times}: {effect.best} over {effect.worst}, by {effect.source}" for effect in shown],
+        hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         showlegend=False,
     )
     figure.update_layout(height=max(260, 90 + 38 * len(shown)))
     figure.update_yaxes(automargin=True, gridcolor="rgba(0,0,0,0)")
-    clear = [effect.knob for effect in effects if effect.is_clear]
+    clear = [f"{effect.knob} {effect.times}" for effect in effects if effect.is_clear]
     found = (
         f"Beyond the noise: {', '.join(clear)}." if clear else "With these trials, no effect is larger than the noise."
     )
     says = (
-        f"The expected gain of a knob's best value over its worst one tried, in percent, all else being equal, with "
-        f"90 % intervals, from {len(measured_trials(view))} trials. {found} "
-        "Grey: cannot be told from noise."
+        "How many times better one of two values of a knob is than the other, with 90 % intervals. Trials that differ "
+        "in this knob alone are compared directly. Hatched: no two trials do, so it is the expectation of the search's "
+        f"model beside the best trial, from {len(measured_trials(view))} trials. {found} Grey: cannot be told from "
+        "noise."
     )
     rows = tuple(
-        (
-            effect.knob,
-            effect.best,
-            effect.worst,
-            *(f"{percent(value):+.1f} %" for value in (effect.gain, effect.low, effect.high)),
-        )
-        for effect in effects
+        (effect.knob, effect.best, effect.worst, effect.times, effect.interval, effect.source) for effect in effects
     )
-    return Drawn(key, title, says, figure, ("knob", "best", "worst", "best over worst", "low", "high"), rows)
+    return Drawn(key, title, says, figure, ("knob", "better", "than", "times", "90 % interval", "seen by"), rows)
 
 
 # The page.
@@ -460,6 +454,8 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
         planned=[] if view.planned is None else planned_rows(view.planned),
         planned_columns=PLANNED_COLUMNS,
         planned_numbers=PLANNED_NUMBERS,
+        worths=worth_rows(view),
+        worth_columns=WORTH_COLUMNS,
         parts=[part for part in STEP_PARTS if any(account.shares.get(part) for account in view.why)],
         config=None if view.best_config is None else json.dumps(view.best_config, indent=2),
     )

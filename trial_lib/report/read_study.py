@@ -26,7 +26,7 @@ from zerotune.trial_lib.launch.outcome import RankRecord, read_rank_record
 from zerotune.trial_lib.messages.errors import InputError, plain
 from zerotune.trial_lib.messages.secrets import redact
 from zerotune.trial_lib.plan.plan_record import PlannedTrials
-from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import OwnCommand, StudyPaths, StudyRecord, StudyStatus, TrialPaths
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.records.step_account import StepAccount
@@ -249,10 +249,18 @@ def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
         confirmed=() if finding is None else confirmed_views(finding, state.candidates),
         facts=study_facts(paths, record, state.results.values()),
         planned=PlannedTrials.in_file(paths.planned_trials),
+        worths=() if finding is None else finding.worths,
+        num_params=0 if state.profile is None or state.profile.profile is None else state.profile.profile.num_params,
+        keeps_batch=len(_global_batches(state)) < 2,
         why=_why(measured),
     )
     view = replace(view, waiting=waiting_trials(paths, view.running))
     return shown_view(view, secrets)
+
+
+def _global_batches(state: StudyState) -> set[int]:
+    tried = (state.candidates[number] for number in state.results if state.purposes[number] is not Purpose.PROFILE)
+    return {each.micro_batch_size * each.gradient_accumulation_steps * (each.data_parallel_size or 1) for each in tried}
 
 
 def _max_trials(record: StudyRecord, paths: StudyPaths) -> int:

@@ -20,6 +20,7 @@ from zerotune.trial_lib.search.allocations import ForeseenArm
 from zerotune.trial_lib.search.arms import CandidateNames
 from zerotune.trial_lib.search.budgets import MemoryBasis
 from zerotune.trial_lib.search.memory_model import MODELLED, MemoryModel, measured_above_initialize
+from zerotune.trial_lib.study.finding import Worth
 
 
 class LeaderboardRow(FrozenRecord):
@@ -248,6 +249,9 @@ class StudyView:
     facts: Mapping[str, str]  # its circumstances by name: versions, hosts, the model, the arguments
     # What the plan foresaw that the study began with. None without one, or before a trial has ended.
     planned: PlannedTrials | None = None
+    num_params: int = 0  # of the model. 0 if they were not counted.
+    keeps_batch: bool = True  # whether all its trials had the same global batch
+    worths: tuple[Worth, ...] = ()  # what the winner's changes are worth. Empty if they were not weighed.
     why: tuple[StepAccount, ...] = ()  # where the time of a step goes, the winner's first. Empty before the answer.
     # What those of the running trials wait for that have no slots yet
     waiting: Mapping[int, str] = field(default_factory=dict)
@@ -276,6 +280,7 @@ class StudyView:
             "diff": self.diff or None,
             "changes": [asdict(change) for change in self.changes],
             "confirmed": [asdict(confirmed) for confirmed in self.confirmed],
+            "worths": [worth.model_dump(mode="json") for worth in self.worths],
             **own("searched", "max_trials", "stopped", "failed", "withdrawn", "seconds"),
             "running": [
                 {"trial": number, "label": label, "waits_for": self.waiting.get(number)}
@@ -286,6 +291,23 @@ class StudyView:
             "why": [account.document() for account in self.why],
             "planned": None if self.planned is None else self.planned.document(),
         }
+
+
+# What each change of the winner is worth.
+WORTH_COLUMNS = ("change", "over yours without", "worth", "verdict")
+
+
+def worth_rows(view: StudyView) -> list[tuple[str, ...]]:
+    """The cells of `WORTH_COLUMNS` for each change."""
+    return [
+        (
+            worth.name,
+            worth.gain.times if worth.gain is not None else "-",
+            worth.times.times if worth.times is not None else "-",
+            f"{worth.verdict}: {worth.reason}" if worth.reason else worth.verdict,
+        )
+        for worth in view.worths
+    ]
 
 
 def setting_text(value: Any) -> str:

@@ -205,6 +205,12 @@ class AdaptiveSearch(Search):
         expected = self._model().expected([answer.point for answer in known])
         return {answer.result.number: exp(sign * cost) for answer, cost in zip(known, expected.tolist(), strict=True)}
 
+    def cost(self, candidate: Candidate) -> float | None:
+        family = self.space.locate_config(candidate.complete(self.problem.base_config))
+        if family is None:
+            return None
+        return float(self._model().expected([Point(*family, candidate.micro_batch_size)])[0])
+
     def freeing_gain(self) -> FreeBatchGain | None:
         best = self.best
         point = None if best is None else self._point(best[0])

@@ -349,6 +349,18 @@ def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
     return knobs | _permissions(setting, here)
 
 
+def knobs_with(
+    coarse: CoarseSetting, fine: Mapping[str, Any], here: Surroundings, requests: Iterable[RequestedKnob]
+) -> dict[str, Any]:
+    """Returns knobs with some settings, by path, and without those of them that have no effect beside the others."""
+    setting = _effective(dict(coarse), {request.path: request for request in requests}, here)
+    knobs = _knobs_of(setting, here)
+    for path, value in fine.items():
+        if catalogues_name(path) not in KNOBS or _effect(catalogues_name(path), setting, here) is not None:
+            set_knob(knobs, path, value)
+    return knobs
+
+
 def _permissions(setting: CoarseSetting, here: Surroundings) -> dict[str, bool]:
     permissions = {}
     named = here.own("optimizer")

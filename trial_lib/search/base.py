@@ -385,6 +385,12 @@ class Search(ABC):
         """
         return {}
 
+    def cost(self, candidate: Candidate) -> float | None:
+        """Returns the logarithm of the expected cost of a candidate, tried or not; None if the method has no model, or
+        if the space has no such arm.
+        """
+        return None
+
     def freeing_gain(self) -> FreeBatchGain | None:
         """Returns the expected gain of a free batch; None if the batch is free, or the method has no model."""
         return None

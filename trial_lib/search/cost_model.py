@@ -337,6 +337,26 @@ class CostModel:
                 mean += process.weight * (across.covariance(process.scales) @ process.weights)
         return mean
 
+    @property
+    def noise(self) -> float:
+        """The standard deviation of a reading."""
+        return sum(process.weight * process.scales.noise for process in self._processes)
+
+    def difference(self, one: Point, other: Point) -> tuple[float, float]:
+        """Returns the expected cost of one point above that of another, and its standard deviation."""
+        both = [one, other]
+        to_known, among, apart = self._relations(self._points, both), self._relations(both, both), np.array([1.0, -1.0])
+        means, variances, weights = [], [], [process.weight for process in self._processes]
+        for process in self._processes:
+            across = to_known.covariance(process.scales)
+            solved = np.linalg.solve(process.factor, across)
+            expected = self._prior_mean(both, process.scales.half_size) + across.T @ process.weights
+            means.append(float(apart @ expected))
+            variances.append(float(apart @ (among.covariance(process.scales) - solved.T @ solved) @ apart))
+        mean = float(np.average(means, weights=weights))
+        spread = np.average(np.array(variances) + (np.array(means) - mean) ** 2, weights=weights)
+        return mean, float(np.sqrt(max(spread, 0.0)))
+
     # -- the process ---------------------------------------------------------------------------------------------
 
     def _condition(self, settings: Sequence[tuple[_Scales, float]], costs: Array) -> list[_Process]:

@@ -25,6 +25,7 @@ from zerotune.trial_lib.study.driver import StudyDriver, best_result
 from zerotune.trial_lib.study.earlier import EarlierConfirmed, SinceLast
 from zerotune.trial_lib.study.finding import Finding, freeing_advice, partition_advice
 from zerotune.trial_lib.study.others import Others, others_of
+from zerotune.trial_lib.study.reduction import Reduction, reduction_of
 from zerotune.trial_lib.study.runner import seconds_of
 
 
@@ -141,18 +142,32 @@ def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None
 
 
 def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
-    """The next confirming trial, in fresh processes and alone; None when the confirmation is over."""
-    return _next_plan(driver, confirmation_of(driver))
+    """The next confirming trial, in fresh processes and alone; None when the confirmation is over.
+
+    Trials that weigh the changes of the winner come after those that have found it.
+    """
+    confirmation = confirmation_of(driver)
+    return _next_plan(driver, confirmation) or _next_plan(driver, _reduction(driver, confirmation))
 
 
-def _next_plan(driver: StudyDriver, confirmation: Confirmation | None) -> TrialPlan | None:
-    # It traces steps after the counted ones, unless a trial of this configuration has done so.
-    if confirmation is None or confirmation.next is None:
+def _reduction(driver: StudyDriver, confirmation: Confirmation | None) -> Reduction | None:
+    # A known winner was reduced by the study that has found it.
+    if confirmation is None or confirmation.next is not None or ended_on_known_winner(driver):
         return None
-    plan = driver.plan_again(Purpose.CONFIRM, confirmation.next)
-    plan = confirmation.data.in_round(plan, driver.setup.arguments.random_seed, confirmation.begun)
+    cost = (lambda candidate: None) if driver.search is None else driver.search.cost
+    return reduction_of(driver.setup, driver.state, driver.known.base_config, cost, confirmation, driver.metric)
+
+
+def _next_plan(driver: StudyDriver, measuring: Confirmation | Reduction | None) -> TrialPlan | None:
+    # It traces steps after the counted ones, unless a trial of this configuration has done so. What is only weighed is
+    # not traced: the whole winner was.
+    if measuring is None or measuring.next is None:
+        return None
+    plan = driver.plan_again(Purpose.CONFIRM, measuring.next)
+    plan = measuring.data.in_round(plan, driver.setup.arguments.random_seed, measuring.begun)
     same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
-    return replace(plan, traces=all(result.traced is None for result in same), rounding=confirmation.rounding)
+    traces = isinstance(measuring, Confirmation) and all(result.traced is None for result in same)
+    return replace(plan, traces=traces, rounding=measuring.rounding)
 
 
 def search_found(driver: StudyDriver) -> str:
@@ -190,14 +205,20 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         "left_unmeasured": "" if driver.state.submitted is None else driver.state.submitted.note,
         "others": _others(driver).note,
     }
-    finding = confirmation.finding().model_copy(update=found)
+    finding, reduction = confirmation.finding(), _reduction(driver, confirmation)
+    whole = finding.winner
+    if reduction is not None and driver.state.submitted is not None:
+        reduction.end_now(_why_over(driver))
+        finding = reduction.applied(finding, driver.state.candidates[driver.state.submitted.number])
+    finding = finding.model_copy(update=found)
     winner = finding.winner
     if winner is None or winner.number is None:
         return None
     finding = finding.model_copy(update={"in_code": _in_code(driver, driver.state.candidates[winner.number])})
     best = replace(driver.state.results[winner.number], metrics=winner.metrics)
     value = 1.0 if winner.verdict == "own" else None if winner.gain is None else winner.gain.value
-    return Answer(best, finding, value, winner.name, step_accounts(driver, best))
+    traced = driver.state.results[whole.number] if whole is not None and whole.number is not None else best
+    return Answer(best, finding, value, winner.name, step_accounts(driver, traced))
 
 
 def cut_short(driver: StudyDriver) -> str:
@@ -205,9 +226,12 @@ def cut_short(driver: StudyDriver) -> str:
     confirmation = confirmation_of(driver)
     if confirmation is None or confirmation.next is None:
         return ""
-    why = "the minutes of --max-minutes were over" if driver.time.is_over else "the study was interrupted"
     rounds = f"{confirmation.rounds} complete round{'' if confirmation.rounds == 1 else 's'}"
-    return f"The confirmation was cut after {rounds}, because {why}."
+    return f"The confirmation was cut after {rounds}, because {_why_over(driver)}."
+
+
+def _why_over(driver: StudyDriver) -> str:
+    return "the minutes of --max-minutes were over" if driver.time.is_over else "the study was interrupted"
 
 
 def since_last_study(driver: StudyDriver) -> SinceLast | None:

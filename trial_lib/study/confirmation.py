@@ -158,7 +158,13 @@ class Confirmation:
         self._heats = 0
         self.begun = -1  # the round that is being measured, from 0 on, over all heats
         self.data, self._data_vary = DataWindow(), data_vary
+        self.later: list[TrialResult] = []  # the results that it was told after its end
         self._next_heat()
+
+    @property
+    def budget_s(self) -> float:
+        """The seconds that its rounds may take, but for the least number of rounds."""
+        return max(self._share_s, _FLOOR_S)
 
     @property
     def next(self) -> Candidate | None:
@@ -187,6 +193,8 @@ class Confirmation:
 
     def tell(self, result: TrialResult) -> None:
         """A trial that it does not expect, from a record of another version, is ignored."""
+        if not self._queue:
+            self.later.append(result)
         key = _key(result.config_hash, result.rounding)
         contender = next((one for one in self._queue if one.key == key), None)
         if contender is None:
@@ -249,7 +257,7 @@ class Confirmation:
         chosen = {one.key for one in near}
         self._left = [one for one in self._left if one.key not in chosen]
         members = [(one.candidate, one.reading) for one in self._with_own(near)]
-        self.data = DataWindow.of(members, self._data_vary, max(self._share_s, _FLOOR_S) / _LOOKS[0])
+        self.data = DataWindow.of(members, self._data_vary, self.budget_s / _LOOKS[0])
         cost = max(self._cost(near), 1e-9)
         of_floor = min(int(_FLOOR_S / cost), _ROUNDS_OF_THE_FLOOR)
         rounds = min(max(int(self._share_s / cost), of_floor, _LEAST_ROUNDS), _MOST_ROUNDS)
@@ -362,8 +370,13 @@ class Confirmation:
             return LossAgreement(is_compared=False, agrees=True, sentence="")
         return compare(self._course(own), self._course(contender), self._again)
 
-    def _course(self, contender: Contender) -> LossCourse:
-        results = self._results[contender.key][-self._round :]
+    def agreement(self, *pair: tuple[Contender, Sequence[TrialResult]]) -> LossAgreement:
+        """Whether two configurations train alike, by their results in the same rounds."""
+        one, other = (self._course(contender, results) for contender, results in pair)
+        return compare(one, other, self._again)
+
+    def _course(self, contender: Contender, measured: Sequence[TrialResult] = ()) -> LossCourse:
+        results = measured or self._results[contender.key][-self._round :]
         losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
         skipped = [each.skipped_steps for each in results]
         updates = [FirstUpdates.of(each) for each in results]
@@ -401,7 +414,7 @@ class Confirmation:
             winner=winner,
             of_data=self.data.note(self._trials_of(own)[-self._round :]) if own is not None and self._round else "",
             on_devices=tuple(device_notes([result for results in self._results.values() for result in results])),
-            advice="" if self._submitted is None or chosen is None else _advice(self._submitted, chosen.candidate),
+            advice="" if self._submitted is None or chosen is None else batch_advice(self._submitted, chosen.candidate),
         )
 
     def _more_rounds(self, gains: Mapping[str, Ratio]) -> int:
@@ -418,26 +431,17 @@ class Confirmation:
         return self._results.get(contender.key, [])
 
     def _confirmed(self, contender: Contender, gain: Ratio | None = None, apart: Ratio | None = None) -> Confirmed:
-        results = self._trials_of(contender)
-        measured = [result for result in results if self._is_measured(result)]
-        names = measured[0].metrics.keys() if measured else ()
-        values = [result.metrics[self._metric] for result in measured]
-        in_order = sorted(measured, key=lambda result: result.metrics[self._metric])
-        metric, is_own = SEARCH_METRICS[self._metric], contender is self._own
+        is_own = contender is self._own
         verdict, reason = self._out.get(contender.key, ("own" if is_own else _verdict(gain), ""))
         agreement = None if is_own or verdict in ("failed", "disagrees") else self._agreement(contender)
-        return Confirmed(
-            name=name_of(contender.candidate),
-            trials=tuple(result.number for result in results),
-            number=in_order[(len(in_order) - 1) // 2].number if in_order else None,
-            metrics={name: _over_rounds(name, [each.metrics for each in measured]) for name in names},
-            value=_mean(values, metric.smaller_is_better) if len(values) > 1 else None,
-            gain=_estimate(gain),
-            processor_gain=_estimate(apart),
-            verdict=verdict,
-            reason=reason if verdict == "failed" else "",
-            losses=agreement.sentence if agreement is not None else reason if verdict == "disagrees" else "",
-            is_compared=agreement is None or agreement.is_compared or not agreement.sentence,
+        return confirmed_by(self._trials_of(contender), contender.candidate, self._metric, verdict).model_copy(
+            update={
+                "gain": _estimate(gain),
+                "processor_gain": _estimate(apart),
+                "reason": reason if verdict == "failed" else "",
+                "losses": agreement.sentence if agreement is not None else reason if verdict == "disagrees" else "",
+                "is_compared": agreement is None or agreement.is_compared or not agreement.sentence,
+            }
         )
 
     def _rank(self, confirmed: Confirmed) -> tuple[bool, float]:
@@ -449,7 +453,27 @@ class Confirmation:
         return False, sign * confirmed.metrics[self._metric]
 
 
-def _advice(own: Candidate, chosen: Candidate) -> str:
+def confirmed_by(
+    results: Sequence[TrialResult], candidate: Candidate, metric: str, verdict: ConfirmationVerdict
+) -> Confirmed:
+    """A configuration with what its confirming trials have measured, and without a comparison."""
+    measured = [result for result in results if is_good(result, metric)]
+    names = measured[0].metrics.keys() if measured else ()
+    values = [result.metrics[metric] for result in measured]
+    in_order = sorted(measured, key=lambda result: result.metrics[metric])
+    are_times = SEARCH_METRICS[metric].smaller_is_better
+    return Confirmed(
+        name=name_of(candidate),
+        trials=tuple(result.number for result in results),
+        number=in_order[(len(in_order) - 1) // 2].number if in_order else None,
+        metrics={name: _over_rounds(name, [each.metrics for each in measured]) for name in names},
+        value=_mean(values, are_times) if len(values) > 1 else None,
+        verdict=verdict,
+    )
+
+
+def batch_advice(own: Candidate, chosen: Candidate) -> str:
+    """What a configuration's other batch may change in the training. Empty if it is the user's."""
     of_rate = learning_rate_advice(global_batch(own), global_batch(chosen))
     return " ".join(filter(None, (of_rate, micro_batch_advice(own.micro_batch_size, chosen.micro_batch_size))))
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,6 +22,7 @@ from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord, Purpos
 from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.base import SearchProblem
+from zerotune.trial_lib.search.knobs import get_knob, leaves
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.confirmation import is_good
 from zerotune.trial_lib.study.finding import Confirmed, Estimate, Finding
@@ -255,7 +256,8 @@ class HeadStart:
         if last is None or last.winner == "own":
             return None
         known, replicas = last.other.candidate, problem.replicas.of(last.other.candidate.knobs)
-        if problem.space.locate(known.knobs) is None:
+        knobs = _in_space(known, problem)
+        if knobs is None:
             return None
         if problem.only_micro_batch not in (None, known.micro_batch_size):
             return None
@@ -265,7 +267,7 @@ class HeadStart:
             if left or not accumulation:
                 return None
         return Candidate(
-            knobs=known.knobs,
+            knobs=knobs,
             micro_batch_size=known.micro_batch_size,
             gradient_accumulation_steps=accumulation,
             slots=problem.slots,
@@ -412,6 +414,15 @@ def since_last(
 def _since_regression(studies: Sequence[EarlierStudy]) -> Sequence[EarlierStudy]:
     begins = max((place for place, study in enumerate(studies) if study.regressed), default=0)
     return studies[begins:]
+
+
+def _in_space(candidate: Candidate, problem: SearchProblem) -> dict[str, Any] | None:
+    # The knobs of a candidate as the space has them. A winner has only those that it needs.
+    space = problem.space
+    place = space.locate(candidate.knobs) or space.locate_config(candidate.complete(problem.base_config))
+    knobs = None if place is None else space.arms[place[0]].family(place[1])
+    has_all = knobs is not None and all(get_knob(knobs, path) == value for path, value in leaves(candidate.knobs))
+    return knobs if has_all else None
 
 
 def _throughput(trials: Sequence[TrialResult]) -> float:

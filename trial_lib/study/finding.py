@@ -1,7 +1,7 @@
 """What a confirmation has found, and how it is said."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from zerotune.trial_lib.records.candidate import FrozenRecord
@@ -59,6 +59,29 @@ class Confirmed(FrozenRecord):
     is_compared: bool = True  # whether they could be compared. A freed batch, for example, changes them.
 
 
+class Worth(FrozenRecord):
+    """What some of the winner's changes to the user's configuration are worth, as it was measured."""
+
+    knobs: tuple[str, ...]  # their names. Several were dropped together.
+    verdict: Literal["kept", "dropped", "untried"]
+    # The speed without them, as a share of the winner's with all its changes. None if it was not measured.
+    without: Estimate | None = None
+    gain: Estimate | None = None  # over the user's configuration without them
+    reason: str = ""  # why they are kept, if the speed is not the reason
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.knobs)
+
+    @property
+    def times(self) -> Estimate | None:
+        """How many times faster the winner is with them than without."""
+        share = self.without
+        if share is None or not (share.low > 0.0 and share.value > 0.0 and share.high > 0.0):
+            return None
+        return Estimate(value=1 / share.value, low=1 / share.high, high=1 / share.low)
+
+
 class Finding(FrozenRecord):
     """The result of a study's last step."""
 
@@ -83,6 +106,10 @@ class Finding(FrozenRecord):
     others: str = ""  # how many of the other configurations could not be measured, and why. Empty if all were.
     of_data: str = ""  # on the samples that the trials counted. Empty if the user's configuration was not measured.
     on_devices: tuple[str, ...] = ()  # differences between devices that may have influenced the trials, a sentence each
+    # What the winner's changes are worth, the kept ones first. Empty if they were not weighed, as in old records.
+    worths: tuple[Worth, ...] = ()
+    weighed_in: int = 0  # trials, beside the rounds
+    unweighed: str = ""  # why not everything was tried. Empty if it was.
 
     @property
     def sentence(self) -> str:
@@ -146,9 +173,26 @@ class Finding(FrozenRecord):
         lines += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
             lines.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
-        lines += self.on_devices
+        lines += [*self._of_worths(), *self.on_devices]
         more = (self.of_data, self._tokens, self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
         return [*lines, *filter(None, more), *self.left_out]
+
+    def _of_worths(self) -> Iterator[str]:
+        if self.weighed_in:
+            yield f"{self.weighed_in} further trials measured the winner without some of its changes, beside the whole."
+        for worth in self.worths:
+            are = "is" if len(worth.knobs) == 1 else "are together"
+            if worth.verdict == "dropped" and worth.without is not None:
+                yield (
+                    f"Left as you have it, because the gain holds without: {worth.name} "
+                    f"({worth.without.times} of the speed with it)."
+                )
+            elif worth.verdict == "kept":
+                holds = f"kept: {worth.reason}" if worth.times is None or worth.reason else f"worth {worth.times.times}"
+                yield f"Of its changes, {worth.name} {are} {holds.rstrip('.')}."
+        if self.unweighed:
+            untried = ", ".join(worth.name for worth in self.worths if worth.verdict == "untried")
+            yield f"Not tried without {untried or 'more at once'}: {self.unweighed.rstrip('.')}."
 
     def document(self) -> dict[str, Any]:
         return {"sentence": self.sentence, "notes": self.lines, **self.model_dump(mode="json")}

@@ -8,11 +8,12 @@ import pytest
 from report_fixtures import recorded_study
 
 from zerotune.trial_lib.records.candidate import Purpose
+from zerotune.trial_lib.report.knob_effects import KnobEffect, knob_effects
 from zerotune.trial_lib.report.read_study import read_study
 from zerotune.trial_lib.report.study_view import StudyView, TrialView
-from zerotune.trial_lib.report.tables import KnobEffect, knob_effects
 
-STAGE, OVERLAP, BUCKET = (f"zero_optimization.{name}" for name in ("stage", "overlap_comm", "reduce_bucket_size"))
+ZERO = "zero_optimization"
+STAGE, OVERLAP, BUCKET = (f"{ZERO}.{name}" for name in ("stage", "overlap_comm", "reduce_bucket_size"))
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +106,64 @@ def test_too_few_trials_say_nothing(recorded: StudyView, trials: int) -> None:
 
 def test_trials_that_differ_in_nothing_say_nothing(recorded: StudyView) -> None:
     assert knob_effects(measured(recorded, [({STAGE: 1}, 4, 10.0 + n) for n in range(8)])) == []
+
+
+def test_a_stage_that_was_measured_twice_as_fast_reads_so(recorded: StudyView) -> None:
+    """Whatever else the study has tried: two trials that differ in the stage alone say what it is worth."""
+    prefetch = f"{ZERO}.stage3_prefetch_bucket_size"
+    readings: list[tuple[dict[str, Any], int, float]] = [
+        # A bucket beyond the model's size is as good as that size. Stage 1 does not read `prefetch`.
+        ({STAGE: 3, BUCKET: 1e9, prefetch: 5}, 8, 10.0),
+        ({STAGE: 1, BUCKET: 10, prefetch: 7}, 8, 22.0),
+        ({STAGE: 1, BUCKET: 5}, 8, 21.8),
+        ({STAGE: 3}, 1, 4.0),
+        ({STAGE: 3, BUCKET: 10, prefetch: 5}, 8, 9.9),
+        ({STAGE: 1, BUCKET: 10}, 8, 22.1),
+    ]
+    view = replace(measured(recorded, readings), num_params=10)
+    effects = by_knob(knob_effects(view))
+    stage = effects["stage"]
+    assert (stage.best, stage.worst, stage.times, stage.trials) == ("1", "3", "2.22x", (2, 2))
+    assert stage.is_clear
+    # What the user's configuration leaves open is the best guess of its arm.
+    assert (effects["micro-batch"].times, effects["micro-batch"].trials) == ("2.49x", (2, 1))
+
+
+def test_what_no_two_trials_show_alone_is_what_the_search_expects(recorded: StudyView) -> None:
+    draw = random.Random(3)
+    readings: list[tuple[dict[str, Any], int, float]] = []
+    for stage, size in ((1, 2), (1, 8), (3, 4), (3, 16), (2, 1), (2, 32)):
+        speed = 100 * (0.5 if stage == 3 else 1.0) * size / (size + 4)
+        readings.append(({STAGE: stage}, size, speed * draw.lognormvariate(0, 0.01)))
+    effects = by_knob(knob_effects(measured(recorded, readings)))
+    assert effects["stage"].trials is None
+    assert effects["stage"].source == "the model"
+    assert effects["stage"].worst == "3"
+    assert effects["stage"].low < 2.0 < effects["stage"].high
+    assert effects["micro-batch"].trials == (1, 1)
+
+
+def test_intervals_of_the_model_hold_what_is_true_about_as_often_as_they_say(recorded: StudyView) -> None:
+    held = 0
+    for seed in range(40):
+        draw = random.Random(seed)
+        readings: list[tuple[dict[str, Any], int, float]] = []
+        for place in range(16):
+            # No two trials differ in the stage alone.
+            stage, size, bucket = draw.choice([1, 2]), 2 ** draw.randrange(5), 10 * (place + 1)
+            speed = (1.2 if stage == 2 else 1.0) * size / (size + 3) * draw.lognormvariate(0, 0.04)
+            readings.append(({STAGE: stage, BUCKET: bucket}, size, speed))
+        effect = by_knob(knob_effects(measured(recorded, readings)))["stage"]
+        assert effect.trials is None
+        held += effect.low <= (1.2 if effect.best == "2" else 1 / 1.2) <= effect.high
+    assert held >= 33
+
+
+def test_a_value_that_helps_beside_one_knob_and_hurts_beside_another_is_not_clear(recorded: StudyView) -> None:
+    readings = [
+        ({STAGE: stage, OVERLAP: overlap}, 4, 100.0 * (1.3 if overlap is (stage == 1) else 1.0))
+        for stage in (1, 2)
+        for overlap in (True, False)
+        for _ in range(2)
+    ]
+    assert not by_knob(knob_effects(measured(recorded, readings)))["overlap_comm"].is_clear

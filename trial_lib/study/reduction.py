@@ -1,0 +1,356 @@
+"""Reduction: the winner's changes that its gain does not need are dropped, and the others are weighed. Pure.
+
+The winner and the same configuration without some of its changes are measured in further rounds of fresh processes. A
+change is dropped if the interval of the speed without it, beside the whole winner's, lies above 1 - m: m is how far the
+lower end of the confirmed gain is below that gain, and at most `_MARGIN`. So what is left still has a gain within the
+interval that was confirmed, and the losses of several changes do not add up. Changes that the search's model thinks
+worth less than the margin together are dropped together first. The others are dropped one at a time.
+
+A heat ends before its last round for a variant that is surely slower. Such an end can keep a change and not drop one.
+The intervals share the error of all heats (Bonferroni), so at most one study in twenty drops anything worth more than
+the margin (`benchmarks/confirm_aa/reduction.py` counts how often).
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf, log, sqrt
+from statistics import fmean
+from typing import Any, Literal
+
+from zerotune.trial_lib.messages.statistics import Ratio, ratios_to
+from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from zerotune.trial_lib.records.units import duration
+from zerotune.trial_lib.search.arms import surroundings_of
+from zerotune.trial_lib.search.changes import Changes
+from zerotune.trial_lib.study.confirmation import ERROR, Confirmation, Contender, batch_advice, confirmed_by, is_good
+from zerotune.trial_lib.study.finding import Estimate, Finding, Worth
+from zerotune.trial_lib.study.history import StudyState
+from zerotune.trial_lib.study.setup import StudySetup
+
+_MARGIN = 0.05  # a change worth more is kept, however wide the interval of the gain is
+_LEAST_ROUNDS, _ROUNDS = 3, 5
+# Of two-sided intervals in each heat. Only one of their ends drops a change, so all heats err in `ERROR` at most.
+_ERRORS = (ERROR, ERROR / 2, ERROR / 2)
+_SHARE = 0.5  # of the confirmation's budget, in seconds
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The winner without some of its changes."""
+
+    contender: Contender
+    dropped: frozenset[str]  # the paths of these changes
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A variant's speed as a share of the whole winner's, and whether the gain holds."""
+
+    variant: Variant
+    ratio: Ratio | None  # None if it failed
+    holds: bool
+    reason: str = ""  # why it does not hold, if the speed is not the reason
+
+
+class Reduction:
+    """Which configuration is measured next, and what is left of the winner.
+
+    It depends only on its arguments and on the results that `tell` gets. A resumed study gives it the same ones.
+
+    Args:
+        confirmation: the confirmation, which has found the winner.
+        whole: the winner.
+        gain: its confirmed gain.
+        changes: what it changes in the user's configuration.
+        base_config: the user's configuration.
+        cost: the logarithm of the expected cost of a candidate, by the search's model. None if it has none.
+        trial_s: what a trial of these takes.
+    """
+
+    def __init__(
+        self,
+        confirmation: Confirmation,
+        whole: Contender,
+        gain: Estimate,
+        changes: Changes,
+        base_config: Mapping[str, Any],
+        cost: Callable[[Candidate], float | None],
+        metric: str,
+        trial_s: float,
+    ) -> None:
+        self._confirmation, self._whole, self._gain, self._metric = confirmation, whole, gain, metric
+        self._variants_of, self._base_config = changes, base_config
+        self._changes = {change.path: change for change in changes.all}
+        self._trial_s, self._left_s = max(trial_s, 1e-9), _SHARE * confirmation.budget_s
+        self.margin = min(_MARGIN, 1.0 - gain.low / gain.value)
+        self._costs = self._expected(cost)
+        self._measured: dict[frozenset[str], _Measured] = {}
+        self._results: dict[str, list[TrialResult]] = {}  # of all heats, by contender
+        self._repeated: set[str] = set()  # killed from outside, failed by chance, or disturbed, once
+        self.begun = confirmation.begun  # the round that is being measured, from 0 on, with those of the confirmation
+        self.data = confirmation.data
+        self._heat = 0
+        self._begin_heat()
+
+    @property
+    def next(self) -> Candidate | None:
+        """None when the reduction is over."""
+        return self._queue[0].candidate if self._queue else None
+
+    @property
+    def rounding(self) -> None:
+        """As `Confirmation` has it. No trial of these rounds in other ways."""
+        return None
+
+    @property
+    def _left(self) -> _Measured | None:
+        # What is left of the winner, if less than all of it.
+        return max((each for each in self._measured.values() if each.holds), key=_fewest, default=None)
+
+    # -- what is tried -------------------------------------------------------------------------------------------
+
+    def _expected(self, cost: Callable[[Candidate], float | None]) -> dict[str, float]:
+        # What the search expects each change to be worth, as a logarithm. A method without a model expects nothing of
+        # fine knobs.
+        whole, found = cost(self._whole.candidate), {}
+        for path, change in self._changes.items():
+            variant = self._without([path])
+            single = None if variant is None else cost(variant.contender.candidate)
+            found[path] = 0.0 if change.is_fine else inf
+            if whole is not None and single is not None:
+                found[path] = single - whole
+        return found
+
+    def _without(self, paths: Collection[str]) -> Variant | None:
+        candidate = self._variants_of.without([self._changes[path] for path in paths])
+        if candidate is None:
+            return None
+        config = candidate.complete(self._base_config)
+        reading = replace(self._whole.reading, config_hash=candidate.config_hash(self._base_config))
+        dropped = frozenset(self._changes) - self._variants_of.left_in(candidate)
+        return Variant(Contender(candidate, config, reading), dropped)
+
+    def _proposals(self) -> list[Variant]:
+        # The variants that are worth a trial now, the cheapest first. Without all its changes the winner is the user's
+        # configuration, which was measured.
+        in_order = sorted(self._costs, key=self._costs.__getitem__)
+        together = frozenset(path for place, path in enumerate(in_order) if self._is_little(in_order[: place + 1]))
+        together = together if len(together) > 1 else frozenset()
+        held = [each.variant.dropped for each in self._measured.values() if each.holds]
+        alone = [{path} for path in in_order if path not in together]
+        rather = [] if any(together <= each for each in held) else [{path} for path in in_order if path in together]
+        for sets in ([together, *alone], rather, [frozenset[str]().union(*held)]):
+            found: dict[frozenset[str], Variant] = {}
+            for paths in filter(None, sets):
+                variant = self._without(paths)
+                if variant is not None and len(variant.dropped) < len(self._changes):
+                    found.setdefault(variant.dropped, variant)
+            if new := [variant for dropped, variant in found.items() if dropped not in self._measured]:
+                return new
+        return []
+
+    def _is_little(self, paths: Sequence[str]) -> bool:
+        # Whether some changes, but not all, are expected to be worth less than the margin together.
+        return len(paths) < len(self._changes) and sum(self._costs[path] for path in paths) < -log(1.0 - self.margin)
+
+    def _begin_heat(self) -> None:
+        self._queue: list[Contender] = []
+        self._round = 0
+        self._variants: list[Variant] = []
+        self._unfinished = ""  # why not everything was tried. Empty if it was.
+        proposals = self._proposals() if len(self._changes) > 1 else []
+        most = int(self._left_s / self._trial_s) // _LEAST_ROUNDS - 1
+        if self._heat == len(_ERRORS):
+            most = 0
+        if len(proposals) > most:
+            each, left = (duration(max(1.0, seconds)) for seconds in (self._trial_s, self._left_s))
+            self._unfinished = f"{left} were left for it, and a trial takes {each}"
+        self._variants = proposals[: max(most, 0)]
+        if self._variants:
+            self._error = _ERRORS[self._heat] / len(self._variants)
+            self._heat += 1
+            self._begin_round()
+
+    # -- rounds --------------------------------------------------------------------------------------------------
+
+    def _begin_round(self) -> None:
+        self.begun += 1
+        members = [self._whole, *(each.contender for each in self._variants)]
+        first = self._round % len(members)
+        self._queue = members[first:] + members[:first]
+
+    def tell(self, result: TrialResult) -> None:
+        """A trial that it does not expect, from a record of another version, is ignored."""
+        contender = next((one for one in self._queue if one.key == result.config_hash), None)
+        if contender is None or result.rounding is not None:
+            return
+        self._left_s -= sum(result.phases.values())
+        no_chance = result.outcome in (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
+        is_odd = result.from_outside or result.had_company or not (is_good(result, self._metric) or no_chance)
+        if is_odd and contender.key not in self._repeated:
+            self._repeated.add(contender.key)
+            return
+        self._queue.remove(contender)
+        self._results.setdefault(contender.key, []).append(result)
+        if not is_good(result, self._metric):
+            self._lose(contender, result)
+        if not self._queue and self._variants:
+            self._end_round()
+
+    def _lose(self, contender: Contender, result: TrialResult) -> None:
+        reason = result.reason or f"Its trial {result.number:04d} measured nothing."
+        if contender is self._whole:
+            self._queue, self._variants = [], []
+            self._unfinished = f"the winner failed again: {reason}"
+            return
+        lost = next(each for each in self._variants if each.contender is contender)
+        self._variants.remove(lost)
+        self._measured[lost.dropped] = _Measured(lost, None, holds=False, reason=reason)
+        if not self._variants:
+            self._queue = []
+            self._begin_heat()
+
+    def _end_round(self) -> None:
+        self._round += 1
+        if self._round >= _LEAST_ROUNDS:
+            next_s = self._trial_s * (1 + len(self._variants))
+            self._look(is_last=self._round == _ROUNDS or next_s > self._left_s)
+        if self._variants:
+            self._begin_round()
+        else:
+            self._begin_heat()
+
+    def end_now(self, why: str) -> None:
+        """Ends it with the complete rounds of this heat."""
+        if self.next is None:
+            return
+        self._unfinished = why
+        members = [self._whole, *(each.contender for each in self._variants)]
+        for contender in members:
+            if contender not in self._queue:
+                self._results[contender.key].pop()
+        self._queue = []
+        if self._round >= _LEAST_ROUNDS:
+            self._look(is_last=True)
+        self._variants = []
+
+    def _look(self, is_last: bool) -> None:
+        members = [self._whole, *(each.contender for each in self._variants)]
+        kept = {one.key: self._results[one.key][-self._round :] for one in members}
+        power = -1 if SEARCH_METRICS[self._metric].smaller_is_better else 1
+        rounds = [
+            {key: results[place].metrics[self._metric] ** power for key, results in kept.items()}
+            for place in range(self._round)
+        ]
+        ratios = ratios_to(self._whole.key, rounds, self._error)
+        for variant in list(self._variants):
+            ratio = ratios[variant.contender.key]
+            if not is_last and ratio.high >= 1.0 - self.margin:
+                continue
+            self._variants.remove(variant)
+            fast = ratio.low > 1.0 - self.margin and chained(self._gain, ratio).low > 1.0
+            reason = self._apart(variant.contender, kept) if fast else ""
+            self._measured[variant.dropped] = _Measured(variant, ratio, fast and not reason, reason)
+
+    def _apart(self, reduced: Contender, results: Mapping[str, Sequence[TrialResult]]) -> str:
+        # Why it does not train as the winner does, which trains as the user's configuration. Empty if it does.
+        pair = ((one, results[one.key]) for one in (self._whole, reduced))
+        agreement = self._confirmation.agreement(*pair)
+        return "" if agreement.agrees else agreement.sentence
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def applied(self, finding: Finding, own: Candidate) -> Finding:
+        """A confirmation's finding with what is left of its winner as the winner. `own` is the user's configuration."""
+        winner, left = finding.winner, self._left
+        assert winner is not None
+        results = [result for each in self._results.values() for result in each]
+        found: dict[str, Any] = {"worths": self._worths(), "unweighed": self._unfinished, "weighed_in": len(results)}
+        if left is not None and left.ratio is not None:
+            contender = left.variant.contender
+            reduced = confirmed_by(self._results[contender.key], contender.candidate, self._metric, "faster")
+            told = {"gain": chained(self._gain, left.ratio), "losses": winner.losses, "is_compared": winner.is_compared}
+            reduced = reduced.model_copy(update=told)
+            whole = winner.model_copy(update={"name": f"{winner.name}, with {self._names(left.variant.dropped)}"})
+            others = tuple(one for one in finding.candidates if one != winner)
+            found |= {"winner": reduced, "candidates": (reduced, whole, *others)}
+            found["advice"] = batch_advice(own, contender.candidate)
+        return finding.model_copy(update=found)
+
+    def _worths(self) -> tuple[Worth, ...]:
+        left = self._left
+        dropped = frozenset[str]() if left is None else left.variant.dropped
+        kept = [path for path in self._changes if path not in dropped]
+        found = dict.fromkeys(self._kept(path, dropped, alone=len(kept) == 1) for path in kept)
+        if left is not None:
+            found[self._worth(left, "dropped")] = None
+        return tuple(sorted(found, key=lambda worth: ("kept", "untried", "dropped").index(worth.verdict)))
+
+    def _kept(self, path: str, dropped: frozenset[str], alone: bool) -> Worth:
+        if alone:
+            # Without it nothing is left but the user's configuration.
+            gain = (
+                self._gain if self._left is None or self._left.ratio is None else chained(self._gain, self._left.ratio)
+            )
+            without = Estimate(value=1.0 / gain.value, low=1.0 / gain.high, high=1.0 / gain.low)
+            one = Estimate(value=1.0, low=1.0, high=1.0)
+            return Worth(knobs=(self._changes[path].knob,), verdict="kept", without=without, gain=one)
+        measured = [each for each in self._measured.values() if path in each.variant.dropped]
+        found = min(measured, key=lambda each: len(each.variant.dropped), default=None)
+        if found is None or found.variant.dropped & dropped:
+            return Worth(knobs=(self._changes[path].knob,), verdict="untried")
+        return self._worth(found, "kept")
+
+    def _worth(self, measured: _Measured, verdict: Literal["kept", "dropped"]) -> Worth:
+        ratio = measured.ratio
+        without = None if ratio is None else Estimate(value=ratio.value, low=ratio.low, high=ratio.high)
+        knobs = tuple(change.knob for path, change in self._changes.items() if path in measured.variant.dropped)
+        gain = None if ratio is None else chained(self._gain, ratio)
+        return Worth(knobs=knobs, verdict=verdict, without=without, gain=gain, reason=measured.reason)
+
+    def _names(self, paths: Collection[str]) -> str:
+        return " and ".join(change.knob for path, change in self._changes.items() if path in paths)
+
+
+def chained(gain: Estimate, ratio: Ratio) -> Estimate:
+    """The gain of a variant over the user's configuration, by its ratio to the winner in other rounds.
+
+    The half widths add up as squares, because the two readings have nothing in common. With Student's quantiles such an
+    interval contains the true value at least as often as each of the two (Banerjee, Sankhya 22 (1960) 359).
+    """
+    value = gain.value * ratio.value
+    down = sqrt(log(gain.value / gain.low) ** 2 + log(ratio.value / ratio.low) ** 2)
+    up = sqrt(log(gain.high / gain.value) ** 2 + log(ratio.high / ratio.value) ** 2)
+    return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
+
+
+def _fewest(measured: _Measured) -> tuple[int, float]:
+    return len(measured.variant.dropped), 0.0 if measured.ratio is None else measured.ratio.value
+
+
+def reduction_of(
+    setup: StudySetup,
+    state: StudyState,
+    base_config: Mapping[str, Any],
+    cost: Callable[[Candidate], float | None],
+    confirmation: Confirmation,
+    metric: str,
+) -> Reduction | None:
+    """The reduction of a confirmation's winner, as far as it has come. None if the winner is not surely faster."""
+    finding = confirmation.finding()
+    own, winner, submitted = finding.own, finding.winner, state.submitted
+    if own is None or winner is None or winner.gain is None or winner.number is None or submitted is None:
+        return None
+    profiled = state.profile
+    if winner.verdict != "faster" or profiled is None or profiled.profile is None:
+        return None
+    candidate = state.candidates[winner.number]
+    here = surroundings_of(profiled, base_config, setup.slots, setup.device)
+    changes = Changes(candidate, state.candidates[submitted.number], here, setup.experiment.requests)
+    whole = Contender(candidate, candidate.complete(base_config), state.results[winner.number])
+    seconds = [sum(state.results[number].phases.values()) for number in (*winner.trials, *own.trials)]
+    reduction = Reduction(confirmation, whole, winner.gain, changes, base_config, cost, metric, fmean(seconds))
+    for result in confirmation.later:
+        reduction.tell(result)
+    return reduction
