@@ -61,6 +61,29 @@ def test_the_winner_is_confirmed_in_fresh_processes(study: Study, tuned: tuple[Z
     assert document["best"]["value"] > 0
 
 
+def test_the_changes_of_a_winner_are_weighed_beside_the_whole(
+    study: Study, tuned: tuple[Zerotune, dict[str, Any]]
+) -> None:
+    finding = tuned[1]["confirmation"]
+    if finding["winner"]["verdict"] == "own":
+        assert finding["worths"] == []
+        return
+    weighed = [name for worth in finding["worths"] for name in worth["knobs"]]
+    settings = json.loads(study.paths.best_ds_config.read_text())
+    own, winner = (study.results[finding[name]["number"]].number for name in ("own", "winner"))
+    sizes = {event.number: event.candidate.micro_batch_size for event in study.asked}
+    assert ("micro-batch" in weighed) == (sizes[own] != sizes[winner] or "micro-batch" in _of(finding, "dropped"))
+    assert len(weighed) == len(set(weighed)) > 0
+    # What was dropped stands in the answer as the user has it.
+    assert not [name for name in _of(finding, "dropped") if name in settings["zero_optimization"] and name != "stage"]
+    tried = [worth for worth in finding["worths"] if worth["verdict"] == "kept" and not worth["reason"]]
+    assert all(worth["without"] is not None for worth in tried)
+
+
+def _of(finding: dict[str, Any], verdict: str) -> list[str]:
+    return [name for worth in finding["worths"] if worth["verdict"] == verdict for name in worth["knobs"]]
+
+
 def test_the_table_says_which_numbers_are_swept(study: Study, tuned: tuple[Zerotune, dict[str, Any]]) -> None:
     """Of each trial; whether a group came to a second size depends on what its first one took."""
     _, document = tuned
