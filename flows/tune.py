@@ -8,7 +8,6 @@ import functools
 import threading
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,20 +60,17 @@ from zerotune.trial_lib.study.open_study import OpenStudy, new_study, require_ac
 from zerotune.trial_lib.study.profile_report import had_engine, profile_failure
 from zerotune.trial_lib.study.runner import ElsewhereError, Work, WorkEnd
 
-# Loads in a thread, while trials run, what a study imports later. No device then waits for an import of the search.
+# Loads in a thread, while trials run, what a study imports later.
 
 
 @functools.cache
-def load_ahead(modules: tuple[str, ...]) -> None:
-    """Loads modules, and then what a report needs, in a thread. A later call does nothing."""
-    threading.Thread(target=_load, args=(modules,), daemon=True, name="load-ahead").start()
+def load_ahead() -> None:
+    """Loads what a report needs, in a thread. A later call does nothing."""
+    threading.Thread(target=_load, daemon=True, name="load-ahead").start()
 
 
-def _load(modules: tuple[str, ...]) -> None:
+def _load() -> None:
     # What cannot be loaded fails again where it is needed.
-    for module in modules:
-        with contextlib.suppress(Exception):
-            import_module(module)
     with contextlib.suppress(Exception):
         from zerotune.trial_lib.report.html_report import load_all
 
@@ -302,7 +298,7 @@ def search(study: OpenStudy) -> None:
     while True:
         for work in driver.next_work(driver.setup.concurrency - len(running)):
             running.append((work, submit(driver, work)))
-        load_ahead(driver.setup.method.loaded_ahead)
+        load_ahead()
         progress.update()
         if not running:
             break

@@ -23,6 +23,7 @@ from benchmarks.replay.methods import METHODS, OWN, create
 from benchmarks.replay.recorded import read_table
 from benchmarks.replay.regret import Course
 from benchmarks.replay.stopping import replay_stopping
+from benchmarks.replay.surfaces import SURFACES, SurfaceWorld
 from benchmarks.replay.table import TableWorld
 from benchmarks.replay.whole_cluster import WHOLE_CLUSTERS, WholeClusterWorld
 from benchmarks.replay.world import World
@@ -34,6 +35,7 @@ BUDGETS = (5, 10, 20, 40)
 CLOCK = "asha"  # its median time for so many trials is the budget in time
 NEAR = 0.03
 ALL_CLUSTERS = (*CLUSTERS, *WHOLE_CLUSTERS)
+DRAWN = (*ALL_CLUSTERS, *SURFACES)
 
 
 def world_of(name: str, tables: Path, seed: int, foreseen: Path | None = None) -> World:
@@ -46,7 +48,7 @@ def world_of(name: str, tables: Path, seed: int, foreseen: Path | None = None) -
         foreseen: the folder with the foreseen arms of the tables; None for searches without them. A cluster of
             ZeRO alone has a plan then.
     """
-    if name in ALL_CLUSTERS:
+    if name in DRAWN:
         return cluster_of(name, seed, foreseen is not None)
     return table_of(tables / f"{name}.jsonl", None if foreseen is None else foreseen / f"{name}.json")
 
@@ -62,6 +64,8 @@ def table_of(path: Path, foreseen: Path | None) -> TableWorld:
 
 @lru_cache(maxsize=1)
 def cluster_of(name: str, seed: int, is_planned: bool) -> ClusterWorld:
+    if name in SURFACES:
+        return SurfaceWorld(name, seed)
     if name in WHOLE_CLUSTERS:
         return WholeClusterWorld(name, WHOLE_CLUSTERS[name], seed)
     world = ClusterWorld(name, CLUSTERS[name], seed)
@@ -150,11 +154,16 @@ def show_overall(methods: Mapping[str, Overall], most_trials: int) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=60)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--trials", type=int, default=120, help="budget of a search, the profile trial among them")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--worlds", nargs="+", help="names of tables and clusters; by default all without switches")
+    parser.add_argument(
+        "--worlds",
+        nargs="+",
+        help="names of tables, clusters and surfaces; by default all without switches, and no surface",
+    )
     parser.add_argument("--tables", type=Path, default=TABLES)
     parser.add_argument("--foreseen", type=Path, help="the tables' foreseen arms; clusters have a plan")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -162,7 +171,7 @@ def main() -> None:
 
     recorded = sorted(path.stem for path in arguments.tables.glob("*.jsonl"))
     names = arguments.worlds or [*recorded, *CLUSTERS]
-    seeds = range(arguments.seeds)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     methods = list(dict.fromkeys([CLOCK, *arguments.methods]))
     tasks = [
         (name, arguments.tables, arguments.foreseen, method, seed, arguments.trials, arguments.concurrency)
@@ -179,12 +188,13 @@ def main() -> None:
     record: dict[str, Any] = {
         "command": "python -m benchmarks.replay.run " + " ".join(sys.argv[1:]),
         "seeds": arguments.seeds,
+        "first_seed": arguments.first_seed,
         "concurrency": arguments.concurrency,
         "python": platform.python_version(),
         "worlds": {},
     }
     for name in names:
-        worlds = [world_of(name, arguments.tables, seed) for seed in (seeds if name in ALL_CLUSTERS else seeds[:1])]
+        worlds = [world_of(name, arguments.tables, seed) for seed in (seeds if name in DRAWN else seeds[:1])]
         world = worlds[0]
         budgets_s = [clock_seconds(courses, CLOCK, n)[name] for n in BUDGETS]
         record["worlds"][name] = {

@@ -1,20 +1,18 @@
 """`adaptive` measures the candidates that fit and may win. Two models learn from every trial.
 
 Each ask weighs every candidate that fits by the memory model. The weight is the expected improvement of the answer if
-the candidate is measured (the cost model's knowledge gradient). First the arms race. Each runs at its best guess of the
-fine knobs, at sizes near the largest that surely fits; a sweep counts for the sizes that it may reach. An arm that
-cannot win is never worth a trial. Once the race has little more to gain, Optuna's estimator proposes fine knobs for the
-leading arms. If readings vary, candidates for the answer are measured again. The search ends when no trial is expected
-to gain enough.
+the candidate is measured: the cost model's knowledge gradient, and what a value that its arm has not had may bring
+unexpectedly (`probes`). First the arms race. Each runs at its best guess of the fine knobs, at sizes near the largest
+that surely fits; a sweep counts for the sizes that it may reach. Once the race has little more to gain, the fine knobs
+of every arm that has run join it. If readings vary, candidates for the answer are measured again. The search ends when
+no trial is expected to gain enough: every arm then is surely lost, or has had its values tried.
 """
 
 import random
-import warnings
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +20,9 @@ from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.base import FreeBatchGain, Search, SearchProblem, expected_costs, key_of, switches_in
-from zerotune.trial_lib.search.cost_model import ONE_WAY, Array, CostModel, Point, SpaceCoordinates
-from zerotune.trial_lib.search.knobs import Arm
+from zerotune.trial_lib.search.cost_model import Array, CostModel, Point, SpaceCoordinates
 from zerotune.trial_lib.search.methods import AdaptiveSettings
+from zerotune.trial_lib.search.probes import ArmProbes, Surprises
 from zerotune.trial_lib.search.sizes import (
     EVEN_ODDS,
     USUAL_RISK,
@@ -35,10 +33,6 @@ from zerotune.trial_lib.search.sizes import (
     memory_risk,
     worth_of_sweep,
 )
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
 
 # The models get the best and the latest trials of a long history.
 _BEST_KEPT, LATEST_KEPT = 120, 80
@@ -123,8 +117,8 @@ _NEARLY_EQUAL = 0.02
 _SETTLED = 0.01
 # Larger sizes that a sweep may reach, besides the one that surely fits. The group itself finds out whether they fit.
 _SWEPT_SIZES = 2
-# Arms whose fine knobs are tuned, and how many settings of each are weighed.
-_FINALISTS, _PROPOSALS, _FINE_SIZES = 3, 12, 4
+# Arms whose settings of fine knobs are weighed at several sizes, and at how many.
+_FINALISTS, _FINE_SIZES = 3, 4
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
 # The weight of another reading of a possible answer, relative to the gain of that one step; chosen by replay. The best
@@ -155,6 +149,7 @@ class AdaptiveSearch(Search):
         self._running: dict[tuple[str, int], Point | None] = {}  # the places in the space of the candidates in flight
         self._may_sweep = problem.can_sweep
         self._model_then: tuple[int, CostModel] | None = None
+        self._probes_then: tuple[int, dict[int, ArmProbes]] | None = None
 
     # -- ask and tell --------------------------------------------------------------------------------------------
 
@@ -310,7 +305,7 @@ class AdaptiveSearch(Search):
         most, most_again = float(gains.max(initial=0.0)), float(gains_again.max(initial=0.0))
         if max(most, most_again) < self._min_gain or not (options or most_again):
             return None
-        if _WORTH_AGAIN * most_again > most:
+        if most_again >= self._min_gain and _WORTH_AGAIN * most_again > most:
             return self._candidate(again[int(np.argmax(gains_again))])
         # Gains of foreseen arms already have the probability to fit in them.
         nearly_equal = 0.0 if self.problem.foreseen else _NEARLY_EQUAL
@@ -328,7 +323,8 @@ class AdaptiveSearch(Search):
         foreseen arms hold, so they weigh each size. By formulas only the larger ones are weighed.
         """
         larger = self._larger(options)
-        weighed: Array = self._model().predict(options).gain.copy()
+        expected = self._model().predict(options)
+        weighed: Array = expected.gain + self._surprises(options, expected.mean)
         for place, start in enumerate(options):
             if self.problem.foreseen:
                 beyond = [(gain, self._probability(point)) for point, gain in larger.get(start, ())]
@@ -414,30 +410,37 @@ class AdaptiveSearch(Search):
         return list(dict.fromkeys([index for index in (guess, *best) if index is not None]))
 
     def _fine_options(self) -> Iterable[Point]:
-        known = best_and_latest(self._measured)
-        expected = self._model().expected([measured.point for measured in known])
-        best: dict[int, float] = {}
-        for measured, cost in zip(known, expected, strict=True):
-            best[measured.point.arm] = min(float(cost), best.get(measured.point.arm, float("inf")))
-        for arm in sorted(best, key=lambda arm: best[arm])[:_FINALISTS]:
-            for index in self._proposals(arm, known):
-                for size in self._sizes(arm, index)[:_FINE_SIZES]:
+        # Families that an arm with a cost may have next. The leading arms' are weighed at several sizes.
+        arms = self._probes()
+        for rank, (arm, probes) in enumerate(sorted(arms.items(), key=lambda each: each[1].cost)):
+            for index in probes.candidates(random.Random(f"{self._seed}:{self._asks + 1}:{arm}")):
+                for size in self._sizes(arm, index)[: _FINE_SIZES if rank < _FINALISTS else 1]:
                     yield Point(arm, index, size)
 
-    def _proposals(self, arm: int, known: Sequence[PointCost]) -> Iterable[int]:
-        # Families worth weighing: all if they are few, else the estimator's proposals.
-        if self._arms[arm].size <= _PROPOSALS:
-            return range(self._arms[arm].size)
-        ours = [measured for measured in known if measured.point.arm == arm]
-        at_size = self._model().size_effect(arm, [measured.point.size for measured in ours]).tolist()
-        tried = [FineTrial(each.point.index, each.cost - cost) for each, cost in zip(ours, at_size, strict=True)]
-        ran = {trial.index for trial in tried}
-        did_not_fit = [point.index for point in self._did_not_fit[-LATEST_KEPT:] if point.arm == arm]
-        # A family that fitted only at some sizes has its cost.
-        tried += [FineTrial(index, None) for index in did_not_fit if index not in ran]
-        seed = random.Random(f"{self._seed}:{self._asks + 1}:{arm}").getrandbits(31)
-        leader, held = self._leading(arm)[-1], ONE_WAY[self.problem.device]
-        return propose(self._arms[arm], tried, seed, _PROPOSALS, leader, held)
+    def _surprises(self, points: Sequence[Point], means: Array) -> Array:
+        arms, model = self._probes(), self._model()
+        if not arms or not model.rivals:
+            return np.zeros(len(points))
+        families = {(point.arm, point.index) for point in points if point.arm in arms}
+        novelties = {family: arms[family[0]].novelty(family[1], arms.values()) for family in families}
+        novelty = np.array([novelties.get((point.arm, point.index), 0.0) for point in points])
+        return Surprises(arms.values()).worth(novelty, means - model.expected(model.rivals[:1]))
+
+    def _probes(self) -> dict[int, ArmProbes]:
+        # What each arm with a cost has had of its fine knobs, at the size of its best trial.
+        if self._probes_then is None or self._probes_then[0] != self._changes:
+            known, model = best_and_latest(self._measured), self._model()
+            expected = model.expected([measured.point for measured in known])
+            ours: dict[int, list[tuple[float, Point]]] = {}
+            for measured, cost in zip(known, expected.tolist(), strict=True):
+                ours.setdefault(measured.point.arm, []).append((cost, measured.point))
+            alike = self._coordinates.of_deepspeed(ours).tolist()
+            probes = {
+                arm: ArmProbes.of(self._arms[arm], arm, same, each, model.expected)
+                for same, (arm, each) in zip(alike, ours.items(), strict=True)
+            }
+            self._probes_then = self._changes, probes
+        return self._probes_then[1]
 
     def _sizes(self, arm: int, index: int, risk: float | None = None) -> list[int]:
         if self._failures.is_out(arm, index):
@@ -469,80 +472,3 @@ class AdaptiveSearch(Search):
 
     def _candidate(self, point: Point) -> Candidate:
         return self._fitting.candidate(self._arms[point.arm].family(point.index), point.size)
-
-
-# The settings of an arm's fine knobs that are worth a look, by Optuna's tree-structured Parzen estimator.
-
-# The estimator draws at random until it has this many trials. Fewer are no distribution.
-_STARTUP_TRIALS = 5
-
-
-@dataclass(frozen=True)
-class FineTrial:
-    """The result of one setting of the fine knobs."""
-
-    index: int  # the family in its arm
-    cost: float | None  # to minimise, at a size that is the same for all; None if it did not fit into memory
-
-
-def propose(
-    arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int, leader: int = 0, held: Collection[str] = ()
-) -> list[int]:
-    """Returns families of an arm that the estimator would try next, without repetition.
-
-    A held knob keeps the leader's value. Each other value of it is proposed beside the leader, with nothing else
-    changed. Most draws of several such knobs would have a value that is expected to cost.
-
-    The estimator is built anew from the trials. A family that did not fit enters as pruned and infeasible, because
-    Optuna's samplers ignore failed trials and would propose the same again.
-    """
-    import optuna  # takes half a second
-
-    leading = {knob.path: position for knob, position in arm.positions(leader)}
-    alone = [
-        _index(arm, {**leading, knob.path: position})
-        for knob in arm.fine
-        if knob.path in held
-        for position in range(len(knob.values))
-    ]
-    knobs = [knob for knob in arm.fine if len(knob.values) > 1 and knob.path not in held]
-    if not knobs:
-        return list(dict.fromkeys([leader, *alone]))
-    # Positions, not values: Optuna's categories may not be lists, and 1 and True would be the same.
-    distributions: dict[str, BaseDistribution] = {
-        knob.path: optuna.distributions.CategoricalDistribution(tuple(range(len(knob.values)))) for knob in knobs
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        study = optuna.create_study(sampler=sampler)
-        study.add_trials(_recorded(arm, trial, distributions) for trial in tried)
-        asked = [study.ask(distributions).params for _ in range(proposals)]
-    finally:
-        optuna.logging.set_verbosity(verbosity)
-    kept = {path: position for path, position in leading.items() if path in held}
-    return list(dict.fromkeys([*(_index(arm, {**kept, **positions}) for positions in asked), *alone]))
-
-
-def _recorded(arm: Arm, trial: FineTrial, distributions: "dict[str, BaseDistribution]") -> "FrozenTrial":
-    import optuna
-
-    fits = trial.cost is not None
-    return optuna.trial.create_trial(
-        state=optuna.trial.TrialState.COMPLETE if fits else optuna.trial.TrialState.PRUNED,
-        value=trial.cost,
-        params={knob.path: place for knob, place in arm.positions(trial.index) if knob.path in distributions},
-        distributions=distributions,
-        constraints={"memory": 0.0 if fits else 1.0},
-    )
-
-
-def _index(arm: Arm, positions: dict[str, int]) -> int:
-    index, weight = 0, 1
-    for knob in arm.fine:
-        index += weight * positions.get(knob.path, 0)
-        weight *= len(knob.values)
-    return index

@@ -580,6 +580,20 @@ KNOBS: dict[str, KnownKnob] = {
     **ADAM,
 }
 
+INTERACTING = frozenset(
+    frozenset(f"zero_optimization.{key}" for key in keys)
+    for keys in (
+        ("overlap_comm", "reduce_bucket_size"),  # a bucket is reduced while the next one fills
+        ("contiguous_gradients", "reduce_bucket_size"),  # the copies go into the bucket
+        ("contiguous_gradients", "reduce_scatter"),  # zero/stage_1_and_2.py average_tensor
+        ("stage3_prefetch_bucket_size", "stage3_max_live_parameters"),  # fetch_sub_module prefetches what may live
+        ("stage3_prefetch_bucket_size", "overlap_comm"),
+        ("offload_optimizer.ratio", "sub_group_size"),  # subgroup_to_device divides by sub-groups
+        ("offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write"),
+    )
+)
+"""Pairs of fine knobs of which one decides what the other does."""
+
 # Sections whose every setting decides memory or mathematics, whether the catalogue has it or not.
 _COARSE_SECTIONS = {
     "activation_checkpointing",

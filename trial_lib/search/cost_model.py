@@ -183,6 +183,11 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 # Prior standard deviations in logarithms: of the level, of a coarse knob, of an arm's own part, of the overhead's share
 # in an arm, of a departure from the curve over sizes (caches, kernels) for all arms and for one.
 _LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.1, 0.08, 0.2, 0.05, 0.1
+# The expected costs of arms may be off, each for itself, by this share of them: the further behind an arm is expected,
+# the less sure that is. And all of them may be wrong together, even in their order. Their weight is 1, with one of
+# these deviations, which have these probabilities before any trial.
+_OWN_SHARE = 0.2
+_ORDERS = {0.3: 0.85, 1.5: 0.15}
 _CURVE_OCTAVES = 1.5
 # The share of an arm's own part that arms with other switches of the program have as well. A compiled model, or one
 # that recomputes, sends the same gradients. By replay of the clusters with switches (benchmarks/replay).
@@ -209,8 +214,9 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(12)
 _SURPRISES = (_NODES, _WEIGHTS / _WEIGHTS.sum())
 # Covariances are computed in blocks of this many points, although not all of them are needed.
 _AT_ONCE = 64
-# Few measurements do not determine these. Predictions are averaged over their most probable settings.
-_FITTED_ON, _AVERAGED = 48, 6
+# Few measurements do not determine these. Predictions are averaged over the most probable settings with each weight of
+# the expected costs, however unlikely, because an unlikely one decides what a wrong order may cost.
+_FITTED_ON, _AVERAGED, _NEGLIGIBLE = 48, 4, 1e-4
 
 
 @dataclass(frozen=True)
@@ -238,6 +244,7 @@ class _Scales:
     half_size: float
     fine: float
     noise: float
+    weight: float  # the deviation of the weight that the arms' expected costs have
 
 
 @dataclass(frozen=True)
@@ -245,6 +252,7 @@ class _Relations:
     """The relations of two sets of points, apart from the fitted numbers."""
 
     fixed: Array
+    usual: Array
     fine: Array
     same_arm: Array
     sizes: Array
@@ -252,7 +260,8 @@ class _Relations:
 
     def covariance(self, scales: _Scales) -> Array:
         overheads = np.outer(_overhead(self.sizes, scales.half_size), _overhead(self.other_sizes, scales.half_size))
-        covariance: Array = self.fixed + scales.fine**2 * self.fine + _OVERHEAD**2 * self.same_arm * overheads
+        covariance: Array = self.fixed + scales.weight**2 * self.usual + scales.fine**2 * self.fine
+        covariance += _OVERHEAD**2 * self.same_arm * overheads
         return covariance
 
 
@@ -284,7 +293,7 @@ class CostModel:
         out: Container[Point] = (),
     ) -> None:
         self._coordinates = coordinates
-        self._prior_costs = np.array(prior_costs)
+        self._prior_costs = np.array(prior_costs) - min(prior_costs)
         self._grows = grows
         self._points = list(points)
         known = np.array(costs, dtype=float)
@@ -392,13 +401,15 @@ class CostModel:
         near = np.exp(-0.5 * (np.subtract.outer(octaves, other_octaves) / _CURVE_OCTAVES) ** 2)
         coarse = _alike(self._coordinates.coarse(arms), self._coordinates.coarse(other_arms))
         fixed = _LEVEL**2 + _COARSE**2 * coarse + _ARM**2 * same_arm + (_CURVE**2 + _ARM_CURVE**2 * same_arm) * near
+        usual = np.outer(self._prior_costs[arms], self._prior_costs[other_arms])
+        fixed += _OWN_SHARE**2 * usual * same_arm
         fixed += _DEPARTURE_DEVIATION**2 * np.outer(self._departures(left), self._departures(right))
         families, at = _unique(left)
         other_families, other_at = _unique(right)
         knobs = _alike(self._coordinates.fine(families), self._coordinates.fine(other_families))[np.ix_(at, other_at)]
         same_family = np.array([[one == other for other in other_families] for one in families])[np.ix_(at, other_at)]
         fine = (1 + _ARM_SHARE * same_arm) * knobs + _LINEAGE_SHARE * same_family
-        return _Relations(fixed, fine, same_arm, sizes, other_sizes)
+        return _Relations(fixed, usual, fine, same_arm, sizes, other_sizes)
 
     def _same_arm(self, arms: npt.NDArray[np.int64], other_arms: npt.NDArray[np.int64]) -> Array:
         # 1 for points of one arm, and less for arms that differ in switches of the program alone.
@@ -411,14 +422,20 @@ class CostModel:
     # -- the fitted numbers --------------------------------------------------------------------------------------
 
     def _fit(self, points: Sequence[Point], costs: Array) -> list[tuple[_Scales, float]]:
-        settings = list(starmap(_Scales, product(_HALF_SIZES, _FINE, _NOISES)))
+        settings = list(starmap(_Scales, product(_HALF_SIZES, _FINE, _NOISES, _ORDERS)))
         scores = np.array([_prior(scales) for scales in settings])
         if points:
             scores += self._log_likelihoods(points, costs, settings)
-        best = np.argsort(-scores, kind="stable")[:_AVERAGED]
-        shares = np.exp(scores[best] - scores[best[0]])
-        shares /= shares.sum()
-        return [(settings[place], float(share)) for place, share in zip(best, shares, strict=True)]
+        weights, found = np.array([scales.weight for scales in settings]), dict[int, float]()
+        for weight in _ORDERS:
+            ours = np.flatnonzero(weights == weight)
+            likely = ours[np.argsort(-scores[ours], kind="stable")[:_AVERAGED]]
+            top = scores[likely[0]]
+            shares = np.exp(scores[likely] - top)
+            together = np.exp(scores[ours] - top).sum() * np.exp(top - scores.max())
+            found |= zip(likely.tolist(), (together * shares / shares.sum()).tolist(), strict=True)
+        whole = sum(found.values())
+        return [(settings[place], share / whole) for place, share in found.items() if share > _NEGLIGIBLE * whole]
 
     def _log_likelihoods(self, points: Sequence[Point], costs: Array, settings: Sequence[_Scales]) -> Array:
         relations, unit = self._relations(points, points), np.eye(len(points))
@@ -434,7 +451,7 @@ class CostModel:
 
 
 def _prior(scales: _Scales) -> float:
-    return -0.5 * sum(
+    return log(_ORDERS[scales.weight]) - 0.5 * sum(
         ((log(value) - centre) / width) ** 2
         for value, (centre, width) in (
             (scales.half_size, _HALF_SIZE_PRIOR),

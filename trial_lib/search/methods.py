@@ -110,7 +110,6 @@ class Method:
     # Whether it ends with one winner, which is measured again beside the user's configuration. Else its answer is the
     # table of its trials, and it has a command of its own.
     confirms_winner: bool = True
-    loaded_ahead: tuple[str, ...] = ()  # modules to import while a trial runs, as its first ask needs them
 
     @property
     def stages(self) -> tuple[ZeroStage, ...]:
@@ -134,7 +133,6 @@ METHODS = {
             has_catalogue=True,
             has_batch_policy=True,
             ends_hopeless_trials=True,
-            loaded_ahead=("optuna", "numpy.random"),
         ),
         Method(
             "asha",

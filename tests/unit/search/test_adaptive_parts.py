@@ -1,4 +1,4 @@
-"""The parts of the adaptive search: proposals of fine knobs, the cost model, sizes."""
+"""The parts of the adaptive search: the cost model, sizes."""
 
 from math import log
 
@@ -8,44 +8,10 @@ from adaptive_world import FINE, SPACE, ended, problem
 
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.result import Outcome
-from zerotune.trial_lib.search.adaptive import FineTrial, PointCost, propose, stopped_cost
+from zerotune.trial_lib.search.adaptive import PointCost, stopped_cost
 from zerotune.trial_lib.search.cost_model import CostModel, Point, SpaceCoordinates
 from zerotune.trial_lib.search.knobs import Arm, Knob, SearchSpace
 from zerotune.trial_lib.search.sizes import BatchPolicy, FittingSizes
-
-LARGE = Arm({"zero_optimization": {"stage": 2}}, tuple(Knob(f"zero_optimization.k{i}", (0, 1, 2, 3)) for i in range(4)))
-
-
-def test_proposals_are_families_of_the_arm_and_depend_on_seed_and_history_alone():
-    tried = [FineTrial(index, float(index % 4)) for index in range(0, 60, 5)]
-    assert propose(LARGE, tried, 1, 8) == propose(LARGE, tried, 1, 8)
-    assert all(0 <= index < LARGE.size for index in propose(LARGE, tried, 1, 8))
-
-
-def test_proposals_turn_to_what_was_good_and_away_from_what_did_not_fit():
-    tried = [FineTrial(index, None if index % 4 == 3 else 1.0 - (index % 4 == 1)) for index in range(0, 250, 7)]
-    proposed = [index % 4 for seed in range(6) for index in propose(LARGE, tried, seed, 6)]
-    assert proposed.count(1) > proposed.count(0)
-    assert proposed.count(1) > 2 * proposed.count(3)
-
-
-def test_a_knob_whose_best_value_is_expected_changes_alone_and_keeps_the_leaders_value_else():
-    workers, fused = Knob("program.loader:num_workers", (4, 1, 0)), Knob("program.optimizer:fused", (True, False))
-    arm, leader = Arm(LARGE.knobs, (*LARGE.fine, workers, fused)), 8
-    proposed = propose(arm, [], 1, 12, leader, {workers.path, fused.path})
-    alone = {leader + LARGE.size * position for position in (1, 2, 3)}
-    assert alone < set(proposed)
-    others = set(proposed) - alone
-    assert len(others) > 6
-    assert all(index < LARGE.size for index in others)
-    unfused = leader + 3 * LARGE.size
-    kept = set(propose(arm, [], 1, 12, unfused, {workers.path, fused.path}))
-    assert {index // LARGE.size for index in kept - {leader}} == {3, 4, 5}
-    assert leader in kept
-
-
-def test_an_arm_without_fine_knobs_has_one_family():
-    assert propose(SPACE.arms[0], [], 1, 8) == [0]
 
 
 def test_the_model_expects_large_sizes_to_cost_less_and_learns_what_an_arm_costs():

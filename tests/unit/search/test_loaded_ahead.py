@@ -1,4 +1,4 @@
-"""Devices wait while a search imports. So a method names what it imports between trials, to be loaded ahead."""
+"""Devices wait while a search imports. So it imports all that it needs before its first trial."""
 
 import os
 import subprocess
@@ -11,17 +11,12 @@ from zerotune.trial_lib.search.methods import METHODS
 
 SEARCH = """
 import sys
-from importlib import import_module
 
 from simulated_model import drive, ran, search
-from zerotune.trial_lib.search.methods import METHODS
 
 method = sys.argv[1]
 tuner = search(method, max_trials=14)
 tuner.tell(tuner.ask(), ran())
-for module in METHODS[method].loaded_ahead:
-    assert module not in sys.modules
-    import_module(module)
 loaded = set(sys.modules)
 drive(tuner, lambda candidate: ran(candidate.micro_batch_size))
 print(*sorted(name for name in sys.modules.keys() - loaded if sys.modules[name].__spec__ is not None))
