@@ -29,8 +29,8 @@ resolve() {
     "$python" "$here/lacking.py" "$work/$name.json" "$here/already_there.txt" >"$work/$name"
 }
 
-# What trials, studies and DeepSpeed need; optuna is what `adaptive` proposes fine knobs by.
-resolve needed hjson pydantic platformdirs 'optuna>=5,<6' filelock psutil pyyaml nvidia-ml-py threadpoolctl py-cpuinfo \
+# What trials, studies and DeepSpeed need.
+resolve needed hjson pydantic platformdirs filelock psutil pyyaml nvidia-ml-py threadpoolctl py-cpuinfo \
     einops msgpack ninja tqdm tabulate
 # What the whole command needs besides.
 resolve all prefect 'fastapi<0.151' mlflow plotly jinja2 rich click httpx certifi

@@ -13,7 +13,7 @@ from benchmarks.peer_deepspeed_autotuner import run as peer
 from zerotune.trial_lib.study.arguments import StudyArguments
 
 TRIALS = 8
-WHOLE = ("prefect", "mlflow", "optuna")
+WHOLE = ("prefect", "mlflow")
 
 
 def run(kit: Kit) -> None:
