@@ -333,15 +333,17 @@ def _has_key(edits: _Edits, key: str) -> bool:
     return any(each[-1] == key for changes in edits.own.values() for each in changes)
 
 
-def suspected_place(reason: str, size: Any, words: Sequence[str], folder: Path) -> tuple[str, str] | None:
+def suspected_place(reason: str, size: Any, entrypoint: Entrypoint, folder: Path) -> tuple[str, str] | None:
     """The key and the place, as `--map` has them, from which a program may have a batch size that it has not followed.
 
-    A rank has found it (`reason`), or it is in a file that some words name. None if there is none.
+    A rank has found it (`reason`), or it is in a file that the command names. None if there is none.
     """
-    found = _by_name(_named_files(words, folder), MICRO_BATCH, size)
-    if found is None or found_in(reason):
-        return found_in(reason)
-    target = f"{os.path.relpath(found[0], folder.resolve())}:{'.'.join(found[1])}"
+    if (by_rank := found_in(reason)) is not None:
+        return by_rank
+    # DeepSpeed's own file follows each trial. A wrapper may make it of the file that it is given.
+    files = [file for file in _named_files(entrypoint.arguments, folder) if not _is_of_deepspeed(file.content)]
+    found = _by_name(_named_files(entrypoint.wrapper, folder) or files, MICRO_BATCH, size)
+    target = "" if found is None else f"{os.path.relpath(found[0], folder.resolve())}:{'.'.join(found[1])}"
     return None if FileTarget.read(target) is None else (MICRO_BATCH, target)
 
 

@@ -283,8 +283,8 @@ def run_profile_of_study(
         return held_against(result, places, setup.experiment.config.arg_mappings, setup.experiment.ds_config)
 
     def place_of(ignored: TrialResult) -> tuple[str, str] | None:
-        wrapper, arrived = setup.experiment.entrypoint.wrapper, ignored.micro_batch_arrived
-        return suspected_place(ignored.reason, arrived, wrapper, setup.experiment.model_dir)
+        experiment, arrived = setup.experiment, ignored.micro_batch_arrived
+        return suspected_place(ignored.reason, arrived, experiment.entrypoint, experiment.model_dir)
 
     forget_own(plan)
     first = plans.typed(plan, typed.base_config)

@@ -11,6 +11,7 @@ from study_setups import setup_of
 
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from zerotune.trial_lib.device.base import Host
+from zerotune.trial_lib.inputs.entrypoint import Entrypoint
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.messages.turned import PINNED, WORKERS
@@ -18,7 +19,7 @@ from zerotune.trial_lib.records.folders import OwnCommand
 from zerotune.trial_lib.search.knobs import STAGE
 from zerotune.trial_lib.study import best_command
 from zerotune.trial_lib.study.best_command import own_answer
-from zerotune.trial_lib.study.own_command import NoPlaceError
+from zerotune.trial_lib.study.own_command import NoPlaceError, suspected_place
 from zerotune.trial_lib.study.program import KnownProgram
 from zerotune.trial_lib.study.typed_command import read_command
 
@@ -271,3 +272,28 @@ def test_a_value_that_an_alias_shares_is_refused(folder: Path) -> None:
     (folder / "lf.yaml").write_text(text)
     with pytest.raises(InputError, match="cannot be changed without another value"):
         answer(folder, f"{TRAIN} --deepspeed ds.json lf.yaml", **{MICRO_BATCH: 8, ACCUMULATION: 4})
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "wrapper", "place"),
+    [
+        (
+            "It has --size 4. Let each trial set it with --map train_micro_batch_size_per_gpu=--size (in a YAML: x).",
+            "",
+            "",
+            "--size",
+        ),
+        ("", "--config conf.toml", "", "conf.toml:train.batch_size"),
+        ("", "--deepspeed_config ds.json", "", None),
+        ("", "--x", "python kit.py ds.json", "ds.json:train_micro_batch_size_per_gpu"),
+        ("", "--x", "", None),
+    ],
+)
+def test_a_size_that_is_not_followed_is_suspected_where_its_name_and_value_stand(
+    folder: Path, reason: str, words: str, wrapper: str, place: str | None
+) -> None:
+    (folder / "conf.toml").write_text("[eval]\nbatch_size = 4\n[train]\nbatch_size = 4\n")
+    (folder / "ds.json").write_text(json.dumps({**AUTO, MICRO_BATCH: 4}))
+    entrypoint = Entrypoint(arguments=tuple(words.split()), wrapper=tuple(wrapper.split()))
+    found = suspected_place(reason, 4, entrypoint, folder)
+    assert found == (None if place is None else (MICRO_BATCH, place))
