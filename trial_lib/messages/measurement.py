@@ -202,6 +202,29 @@ class Loading(ExactRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AcrossRows(ExactRecord):
+    """Whether the rows of a micro-batch depend on each other, by a test on one micro-batch of the program as typed."""
+
+    # `layers` if a row's outputs depend on other rows, `loss` if only the loss does, and `unequal` if that is a mean
+    # over numbers that differ from row to row. Empty if none was found.
+    kind: str = ""
+    names: list[str] = field(default_factory=list)  # classes of such layers, if they are known
+    undecided: str = ""  # why the test is not complete, as a clause. Empty if it is.
+    seconds: float = 0.0  # that the test has taken
+
+    @property
+    def why(self) -> str:
+        """Why another micro-batch is another training, in a sentence. Empty if nothing is known that makes it one."""
+        if self.kind == "layers":
+            subject = " and ".join(self.names) or "A layer"
+            verb = "compute" if len(self.names) > 1 else "computes"
+            return f"{subject} {verb} over the samples of a micro-batch, so another micro-batch is another training."
+        if self.kind == "loss":
+            return "The loss depends on several samples of a micro-batch at once, so another one is another training."
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgramProfile(ExactRecord):
     """The findings of the profile trial about the user's program."""
 
@@ -217,6 +240,7 @@ class ProgramProfile(ExactRecord):
     micro_batches_per_step: int | None = None  # micro-batches in its first optimizer step. None if it took no step.
     tokens_per_micro_batch: int | None = None  # tokens in its first micro-batch. None if the batches show no tokens.
     batch_varies: bool = False  # whether the number of samples differs from micro-batch to micro-batch
+    across_rows: AcrossRows | None = None  # None if no test has run
     fixed_batch: str = ""  # why every trial has the typed micro-batch size, with the remedy; empty if it varies
     divided_among: int = 1  # ranks that divide a batch of the size that is typed, as with Accelerate's `split_batches`
     batch: dict[str, int] = field(default_factory=dict)  # batch keys that the program decides if they are "auto"

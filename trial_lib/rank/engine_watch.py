@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,7 @@ from zerotune.trial_lib.rank.loader_batches import (
     tokens_in,
     tokens_per_row,
 )
+from zerotune.trial_lib.rank.row_survey import RowSurvey
 from zerotune.trial_lib.rank.tensor_parallel import digest, tensor_parallel_size
 
 # Seconds of an optimizer step: by the device's clock and of processor time.
@@ -185,6 +187,7 @@ class EngineWatch:
         self.first_digest: float | None = None  # of the values in it; None without tensor parallelism
         self.shortest_sequence: int | None = None  # fewest tokens in a row; None if no inputs show tokens
         self.longest_sequence: int | None = None
+        self.row_survey: RowSurvey | None = None  # while it looks at a micro-batch
         self.loss: torch.Tensor | None = None  # the last one passed to `backward`, unscaled, on its device
         self.micro_batch_losses: list[torch.Tensor] = []  # since `take_loss`
         self.has_trained = False
@@ -230,11 +233,15 @@ class EngineWatch:
                 # A second forward pass before the backward pass is another view of the same samples.
                 self.batch_arrived([args, kwargs])
             self._is_open = True
-            return self.model.forward(forward, *args, **kwargs)
+            counted = partial(self.model.forward, forward)
+            if self.row_survey is None:
+                return counted(*args, **kwargs)
+            return self.row_survey.forward(engine_forward, counted, args, kwargs)
 
         def watched_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self._take_up_eval_mode()
             self._is_open = False
+            self._survey_loss(loss)
             passes.begin()
             left = self.model.backward(backward, loss, *args, **kwargs)
             # DeepSpeed divides the loss by the accumulation, unless the caller has done so. It returns the result.
@@ -243,6 +250,7 @@ class EngineWatch:
             return left
 
         def watched_scale(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._survey_loss(loss)
             self._unscaled.append(loss.detach())
             return scale(loss, *args, **kwargs)
 
@@ -252,6 +260,7 @@ class EngineWatch:
             if not self._is_open or is_elsewhere:
                 return tensor_backward(loss, *args, **kwargs)
             self._is_open = False
+            self._survey_loss(loss)
             passes.begin()
             for each in self._unscaled or [loss]:
                 self.loss_arrived(each)
@@ -293,6 +302,10 @@ class EngineWatch:
         self._tensor_backward = tensor_backward
         self._direct_calls = direct_calls
 
+    def _survey_loss(self, loss: Any) -> None:
+        if self.row_survey is not None:
+            self.row_survey.backward(loss)
+
     def _trains_now(self) -> bool:
         # Whether a forward pass that begins is a training pass. `engine.eval()` sets only the module.
         if not torch.is_grad_enabled():
@@ -320,7 +333,7 @@ class EngineWatch:
         self.micro_batches = 0
         self.first_micro_batch = self.shortest_sequence = self.longest_sequence = self.loss = None
         self.micro_batch_losses, self._unscaled = [], []
-        self._is_open = False
+        self._is_open, self.row_survey = False, None
 
     def end(self) -> None:
         torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]

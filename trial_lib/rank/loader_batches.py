@@ -112,7 +112,7 @@ def stretched(batch: Any, length: int) -> Any:
             tensor = tensor.index_select(axis, places)
         return tensor
 
-    return _with_tensors(batch, longer)
+    return with_tensors(batch, longer)
 
 
 def _sequence_axes(tensor: torch.Tensor, samples: int, length: int) -> list[int]:
@@ -126,19 +126,19 @@ def _sequence_axes(tensor: torch.Tensor, samples: int, length: int) -> list[int]
     return axes
 
 
-def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    # A copy of nested mappings and sequences with other tensors, because a data set may keep the original.
+def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of nested mappings and sequences with other tensors, in the order of `tensors_in`."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MutableMapping):
         copied = copy.copy(value)
         for key, item in value.items():
-            copied[key] = _with_tensors(item, change)
+            copied[key] = with_tensors(item, change)
         return copied
     if isinstance(value, Mapping):
-        return {key: _with_tensors(item, change) for key, item in value.items()}
+        return {key: with_tensors(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_with_tensors(item, change) for item in value]
+        items = [with_tensors(item, change) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zerotune.trial_lib.messages.measurement import Arrival, Loading
+from zerotune.trial_lib.messages.measurement import AcrossRows, Arrival, Loading
 from zerotune.trial_lib.messages.turned import LOADER_OPTIONS, PERSISTENT, PINNED, PREFETCH, WORKERS
 from zerotune.trial_lib.rank.engine_watch import EngineWatch, PipelineWatch
 from zerotune.trial_lib.rank.loader_batches import loader_batches, refusal
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.rank.row_survey import RowSurvey, batch_norms, rounding_of
 from zerotune.trial_lib.rank.torch_functions import can_run_eagerly, compilations, origins
 
 
@@ -382,7 +383,9 @@ class Surveys:
         self._lengths = SequenceSurvey(watch, facts, most, keep)
         self._flops = FlopSurvey(watch, most, about_to_count)
         self._looks_at_batches = not isinstance(watch, PipelineWatch)
-        self._looks_at_sizes = as_typed
+        self._looks_at_sizes = self._as_typed = as_typed
+        self._most = most
+        self._rows: RowSurvey | None = None
 
     def step_ended(self) -> bool:
         """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
@@ -390,7 +393,36 @@ class Surveys:
         if self._looks_at_batches and self._look_at_batches():
             return True
         self._looks_at_batches = False
-        return self._flops.step_ended(self._lengths.has_stretched)
+        goes_on = self._flops.step_ended(self._lengths.has_stretched)
+        if self._as_typed:
+            self._look_at_rows(goes_on)
+        return goes_on
+
+    def _look_at_rows(self, goes_on: bool) -> None:
+        # In the step whose FLOPs are counted, which is not the training's own either. Every rank takes part.
+        watch = self._watch
+        if goes_on:
+            if self._rows is None:
+                arrival, rounding = watch.arrival, rounding_of(self._facts.found.formats)
+                per_sample = 1 if arrival.varies else arrival.rows_per_sample
+                self._rows = RowSurvey(watch.engine, watch.device, rounding, per_sample, arrival.dimension, self._most)
+                watch.row_survey = self._rows
+            return
+        watch.row_survey = None
+        found = AcrossRows(undecided="the program cannot run uncompiled") if self._rows is None else self._rows.found
+        norms = batch_norms(watch.engine.module)
+        if found.undecided and not found.kind and norms:
+            found = replace(found, kind="layers", names=norms)
+        kinds = ("unequal", "loss", "layers")
+        # Ranks have other samples. A dependence that one of them has seen is there.
+        kind, is_undecided = self._most(
+            [float(kinds.index(found.kind) + 1 if found.kind else 0), float(bool(found.undecided))]
+        )
+        if kind:
+            found = replace(found, kind=kinds[int(kind) - 1])
+        if is_undecided and not found.undecided:
+            found = replace(found, undecided="another rank could not look at its micro-batch")
+        self._facts.note(across_rows=found)
 
     def _look_at_batches(self) -> bool:
         if self._loading is not None and self._loading.step_ended():

@@ -24,9 +24,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerotune.trial_lib.deepspeed_config.overrides import adds_up_in_32_bits
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.device_watch import device_notes
-from zerotune.trial_lib.messages.measurement import TRACE
+from zerotune.trial_lib.messages.measurement import TRACE, AcrossRows
 from zerotune.trial_lib.messages.statistics import Ratio, chance_to_tell, mean_rate, ratios_to, rounds_to_tell
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
@@ -137,6 +138,7 @@ class Confirmation:
         formats: Collection[str] = (),
         free: Collection[str] = (),
         data_vary: bool = False,
+        across: AcrossRows | None = None,
     ) -> None:
         self._own = own
         self._submitted = submitted if own is None else own.candidate
@@ -144,6 +146,7 @@ class Confirmation:
         self._metric = metric
         self._formats = formats
         self._free = tuple(free)
+        self.across = across  # what the profile has found
         on_the_processor = kind_of(device).computes_on_the_processor
         self._has_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
         self._share_s = _SHARE_OF_SEARCH * search_seconds
@@ -307,7 +310,8 @@ class Confirmation:
         for contender in self._live:
             agreement = self._agreement(contender)
             if not agreement.agrees:
-                self._out[contender.key] = ("disagrees", agreement.sentence)
+                rounding = "" if self._own is None else rounding_advice(self._own, contender)
+                self._out[contender.key] = ("disagrees", f"{agreement.sentence}{rounding}")
 
     def _compares_weights(self, own: Contender) -> bool:
         # Whether a candidate that keeps the batch and the user's configuration have shown how their weights change.
@@ -414,7 +418,9 @@ class Confirmation:
             winner=winner,
             of_data=self.data.note(self._trials_of(own)[-self._round :]) if own is not None and self._round else "",
             on_devices=tuple(device_notes([result for results in self._results.values() for result in results])),
-            advice="" if self._submitted is None or chosen is None else batch_advice(self._submitted, chosen.candidate),
+            advice=""
+            if self._submitted is None or chosen is None
+            else batch_advice(self._submitted, chosen.candidate, self.across),
         )
 
     def _more_rounds(self, gains: Mapping[str, Ratio]) -> int:
@@ -453,6 +459,23 @@ class Confirmation:
         return False, sign * confirmed.metrics[self._metric]
 
 
+def rounding_advice(own: Contender, other: Contender) -> str:
+    """What sums in bf16 may add to a difference, as a clause; empty if the sums are alike or in 32 bits.
+
+    By default DeepSpeed adds bf16 gradients up in bf16. Without ZeRO it refuses 32 bits (deepspeed/runtime/engine.py
+    `_do_optimizer_sanity_check`).
+    """
+    steps = [one.candidate.gradient_accumulation_steps for one in (own, other)]
+    section = other.config.get("bf16", other.config.get("bfloat16"))
+    is_bf16 = isinstance(section, Mapping) and section.get("enabled") is True
+    if not is_bf16 or adds_up_in_32_bits(other.config) or steps[0] == steps[1]:
+        return ""
+    return (
+        f". Its gradients add up in bf16 over {steps[1]} micro-batches and yours over {steps[0]}, which rounds "
+        "otherwise. With ZeRO 1 to 3 data_types.grad_accum_dtype: fp32 avoids that"
+    )
+
+
 def confirmed_by(
     results: Sequence[TrialResult], candidate: Candidate, metric: str, verdict: ConfirmationVerdict
 ) -> Confirmed:
@@ -472,10 +495,11 @@ def confirmed_by(
     )
 
 
-def batch_advice(own: Candidate, chosen: Candidate) -> str:
+def batch_advice(own: Candidate, chosen: Candidate, across: AcrossRows | None) -> str:
     """What a configuration's other batch may change in the training. Empty if it is the user's."""
     of_rate = learning_rate_advice(global_batch(own), global_batch(chosen))
-    return " ".join(filter(None, (of_rate, micro_batch_advice(own.micro_batch_size, chosen.micro_batch_size))))
+    of_size = micro_batch_advice(own.micro_batch_size, chosen.micro_batch_size, across)
+    return " ".join(filter(None, (of_rate, of_size)))
 
 
 def _over_rounds(name: str, trials: Sequence[Mapping[str, float]]) -> float:

@@ -36,7 +36,7 @@ from zerotune.trial_lib.study.history import (
     unfinished_work,
     unrecorded_ends,
 )
-from zerotune.trial_lib.study.open_search import open_search
+from zerotune.trial_lib.study.open_search import open_search, why_micro_batch_is_kept
 from zerotune.trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
 from zerotune.trial_lib.study.profile import own_reading, profiled_candidate, run_profile_of_study
 from zerotune.trial_lib.study.program import CommandChanges, KnownProgram
@@ -89,7 +89,10 @@ class StudyDriver:
 
     @property
     def untuned_batch(self) -> str:
-        return untuned_batch(self.state) if METHODS[self.setup.arguments.method].has_batch_policy else ""
+        if not METHODS[self.setup.arguments.method].has_batch_policy:
+            return ""
+        program = None if self.state.profile is None else self.state.profile.program
+        return untuned_batch(self.state, why_micro_batch_is_kept(self.setup.arguments, program))
 
     @property
     def ignored_batch(self) -> str:
@@ -397,11 +400,12 @@ def ignored_batch_reason(state: StudyState) -> str | None:
     return ignored
 
 
-def untuned_batch(state: StudyState) -> str:
+def untuned_batch(state: StudyState, kept: str = "") -> str:
     """Why only the program's own micro-batch size is measured, in sentences; empty if others are.
 
     A program that ignores the requested size can be tuned in everything else, if what was typed agrees with what
-    arrives. The profile trial has shown that it does, or the first trial of a larger size has.
+    arrives. The profile trial has shown that it does, or the first trial of a larger size has. `kept`: why the study
+    keeps it otherwise.
     """
     program = None if state.profile is None else state.profile.program
     typed = None if program is None else program.typed_batch
@@ -409,5 +413,5 @@ def untuned_batch(state: StudyState) -> str:
         return ""
     size = typed.micro_batch_size
     agrees = program.rows_per_sample == 1 and size == state.candidates[PROFILE_NUMBER].micro_batch_size
-    reason = program.fixed_batch or (ignored_batch_reason(state) if agrees else None)
+    reason = program.fixed_batch or kept or (ignored_batch_reason(state) if agrees else None)
     return f"The micro-batch was not tuned and stays {size}. {reason}" if reason else ""

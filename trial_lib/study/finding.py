@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from zerotune.trial_lib.messages.measurement import AcrossRows
 from zerotune.trial_lib.records.candidate import FrozenRecord
 from zerotune.trial_lib.records.result import SEARCH_METRICS, as_sentence, without_log
 from zerotune.trial_lib.records.units import (
@@ -239,13 +240,27 @@ def freeing_advice(micro_batch_size: int, factor: float) -> str:
     )
 
 
-def micro_batch_advice(own: int, winner: int) -> str:
-    """What another micro-batch may change in a training of the same global batch; empty if it is the same."""
+def micro_batch_advice(own: int, winner: int, across: AcrossRows | None = None) -> str:
+    """What another micro-batch changes in a training, by the profile's test; empty if it is the same."""
     if own == winner:
         return ""
+    changed, page = f"The micro-batch is {winner} and yours {own}.", "docs/tuning.md, What depends on the micro-batch"
+    if across is not None and across.why:
+        return f"{changed} {across.why}"
+    if across is not None and across.kind == "unequal":
+        return (
+            f"{changed} The loss is a mean over the tokens, or other parts, of a micro-batch, whose numbers differ. So "
+            f"their weights depend on the micro-batch, less in a larger one ({page})."
+        )
+    if across is not None and not across.undecided:
+        return (
+            f"{changed} On one micro-batch of yours, no layer's output and no loss was found to depend on several "
+            f"samples at once. Random draws and rounding may still differ ({page})."
+        )
+    why = "" if across is None else f" The test of that is not complete: {across.undecided}."
     return (
-        f"The micro-batch is {winner} and yours {own}. Whatever depends on it trains differently, such as BatchNorm "
-        "and losses across the samples of a micro-batch (docs/tuning.md, What depends on the micro-batch)."
+        f"{changed} Whatever depends on it trains differently, such as BatchNorm and losses across the samples of a "
+        f"micro-batch ({page}).{why}"
     )
 
 

@@ -106,9 +106,31 @@ def open_search(
     return search
 
 
+def why_micro_batch_is_kept(arguments: StudyArguments, program: ProgramProfile | None) -> str:
+    """Why every candidate has the user's micro-batch, because its rows depend on each other. Empty if it may vary."""
+    if program is None or program.typed_batch is None or program.across_rows is None or not program.across_rows.why:
+        return ""
+    is_freed = arguments.free_batch or arguments.max_micro_batch is not None
+    # Another global batch that is asked for may have no room for it.
+    left = (arguments.train_batch_size or 0) % program.typed_batch.micro_batch_size
+    if is_freed or left or not METHODS[arguments.method].has_batch_policy:
+        return ""
+    return f"{program.across_rows.why} --max-micro-batch or --free-batch lets it vary."
+
+
 def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:
-    # The one micro-batch size, if the program sets the samples of its batches by itself.
-    if program is None or program.typed_batch is None or not (program.batch_varies or program.fixed_batch):
+    # The one micro-batch size, if the program sets the samples of its batches by itself, or if they depend on each
+    # other.
+    if program is None or program.typed_batch is None:
+        return None
+    typed = program.typed_batch
+    kept = why_micro_batch_is_kept(arguments, program)
+    if kept:
+        log.info("%s The micro-batch stays %d, and everything else is tuned.", kept, typed.micro_batch_size)
+        return typed.micro_batch_size
+    if program.across_rows is not None and program.across_rows.why:
+        log.warning("%s", program.across_rows.why)
+    if not (program.batch_varies or program.fixed_batch):
         return None
     reason = program.fixed_batch or (
         "The number of samples differs from micro-batch to micro-batch, because the program sets it by another rule, "
@@ -122,7 +144,7 @@ def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None,
             "that sets them.",
         )
     log.info("%s Batches stay as they are, and everything else is tuned.", reason)
-    return program.typed_batch.micro_batch_size
+    return typed.micro_batch_size
 
 
 def _settings(setup: StudySetup, metric: str, of_data: int | None) -> dict[str, Any]:

@@ -275,7 +275,7 @@ class Reduction:
             whole = winner.model_copy(update={"name": f"{winner.name}, with {self._names(left.variant.dropped)}"})
             others = tuple(one for one in finding.candidates if one != winner)
             found |= {"winner": reduced, "candidates": (reduced, whole, *others)}
-            found["advice"] = batch_advice(own, contender.candidate)
+            found["advice"] = batch_advice(own, contender.candidate, self._confirmation.across)
         return finding.model_copy(update=found)
 
     def _worths(self) -> tuple[Worth, ...]:

@@ -13,7 +13,7 @@ from zerotune.trial_lib.messages.measurement import Memory, WeightChange
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Neighbour, Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.records.units import gain_line
-from zerotune.trial_lib.study.confirmation import Confirmation, Contender, ranking
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender, ranking, rounding_advice
 from zerotune.trial_lib.study.finding import Finding
 
 LOSSES = [2.0, 1.9, 1.8]
@@ -496,3 +496,22 @@ def test_a_free_batch_needs_no_trial_in_other_rounding() -> None:
         assert confirmation.rounding is None
         confirmation.tell(replace(measure("own" if candidate is OWN.candidate else "a"), weight_change=change))
     assert "train_batch_size (16 -> 32) changes them" in confirmation.finding().candidates[0].losses
+
+
+@pytest.mark.parametrize(
+    ("settings", "micro_batch", "is_said"),
+    [
+        ({"bf16": {"enabled": True}}, 8, True),
+        ({"bf16": {"enabled": True}}, 4, False),
+        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, 8, False),
+        ({"bf16": {"enabled": False}}, 8, False),
+        ({}, 8, False),
+    ],
+)
+def test_sums_in_bf16_over_another_number_of_micro_batches_are_named_with_the_remedy(
+    settings: dict[str, Any], micro_batch: int, is_said: bool
+) -> None:
+    own, other = (replace(contender("a", 1.0, size), config=settings) for size in (4, micro_batch))
+    said = rounding_advice(own, other)
+    assert ("data_types.grad_accum_dtype: fp32" in said) is is_said
+    assert not is_said or "add up in bf16 over 2 micro-batches and yours over 4" in said

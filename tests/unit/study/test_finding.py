@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from zerotune.trial_lib.messages.measurement import AcrossRows
 from zerotune.trial_lib.study.finding import (
     Confirmed,
     Estimate,
@@ -133,6 +136,25 @@ def test_another_micro_batch_comes_with_what_depends_on_it() -> None:
     advice = micro_batch_advice(4, 16)
     assert advice.startswith("The micro-batch is 16 and yours 4. Whatever depends on it trains differently")
     assert "BatchNorm" in advice
+
+
+@pytest.mark.parametrize(
+    ("across", "said"),
+    [
+        (
+            AcrossRows(kind="layers", names=["BatchNorm2d"]),
+            "yours 4. BatchNorm2d computes over the samples of",
+        ),
+        (AcrossRows(kind="layers"), "yours 4. A layer computes over the samples"),
+        (AcrossRows(kind="loss"), "yours 4. The loss depends on several samples"),
+        (AcrossRows(kind="unequal"), "yours 4. The loss is a mean over the tokens, or other parts, of a micro-batch"),
+        (AcrossRows(), "On one micro-batch of yours, no layer's output and no loss was found to depend on several"),
+        (AcrossRows(undecided="it failed"), "The test of that is not complete: it failed."),
+    ],
+)
+def test_another_micro_batch_comes_with_what_the_profile_has_found(across: AcrossRows, said: str) -> None:
+    assert micro_batch_advice(4, 4, across) == ""
+    assert said in micro_batch_advice(4, 16, across)
 
 
 def test_another_global_batch_comes_with_advice_on_the_learning_rate() -> None:

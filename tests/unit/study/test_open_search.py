@@ -10,12 +10,12 @@ import pytest
 from study_setups import setup_of
 
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
-from zerotune.trial_lib.messages.measurement import BatchSizes, ModelProfile, ProgramProfile
+from zerotune.trial_lib.messages.measurement import AcrossRows, BatchSizes, ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome, SwapDisk, TrialResult
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.limits import kept_batch, size_limit
-from zerotune.trial_lib.study.open_search import open_search
+from zerotune.trial_lib.study.open_search import open_search, why_micro_batch_is_kept
 
 PROFILE = ModelProfile(
     num_params=1_000,
@@ -154,3 +154,26 @@ def test_no_method_asks_for_more_than_the_data_have(method: str, tmp_path: Path)
             replace(profile, metrics={"FLOPS_per_gpu": speed, "throughput": speed}, profile=None),
         )
     assert max(sizes) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "is_kept"),
+    [
+        ("layers", {}, True),
+        ("loss", {}, True),
+        ("loss", {"train_batch_size": 48}, True),
+        ("loss", {"train_batch_size": 33}, False),
+        ("layers", {"free_batch": True}, False),
+        ("layers", {"max_micro_batch": 64}, False),
+        ("layers", {"method": "asha"}, False),
+        ("unequal", {}, False),
+        ("", {}, False),
+    ],
+)
+def test_the_micro_batch_of_rows_that_depend_on_each_other_is_kept_unless_it_is_freed(
+    kind: str, given: dict[str, Any], is_kept: bool
+) -> None:
+    arguments = StudyArguments(config_path=Path("a.yaml"), model_dir=Path(), **given)
+    program = ProgramProfile(typed_batch=BatchSizes(96, 8, 3), across_rows=AcrossRows(kind=kind))
+    assert bool(why_micro_batch_is_kept(arguments, program)) is is_kept
+    assert why_micro_batch_is_kept(arguments, replace(program, across_rows=None)) == ""
