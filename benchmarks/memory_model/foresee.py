@@ -7,9 +7,12 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from benchmarks.memory_model.record import PROGRAMS as MORE
+from benchmarks.memory_model.record import RECORDED, TABLES, experiment_of
 from benchmarks.replay.recorded import RecordedTable, read_table
 from benchmarks.replay.space_of_table import space_of
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH, overwrite_deepspeed_config
@@ -25,7 +28,7 @@ from zerotune.trial_lib.study.program import environment_of, program_of
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 FORESEEN = HERE / "foreseen"
 REPLAY, OTHERS = ROOT / "benchmarks" / "replay", HERE / "other_programs"
-# The table, the YAML and the folder of each program.
+# The table, the YAML and the folder of each program. Those of `more_programs` have their YAML from `record.py`.
 PROGRAMS = {
     "convnet": (REPLAY / "tables" / "convnet.jsonl", REPLAY / "convnet.yaml", REPLAY / "convnet"),
     "recurrent": (REPLAY / "tables" / "recurrent.jsonl", REPLAY / "recurrent.yaml", REPLAY / "recurrent"),
@@ -35,6 +38,7 @@ PROGRAMS = {
         ROOT / "examples" / "hello_deepspeed",
     ),
     **{name: (OTHERS / f"{name}.jsonl", OTHERS / f"{name}.yaml", OTHERS) for name in ("decoder", "wide", "shrinking")},
+    **{name: (TABLES / f"{name}.jsonl", None, MORE) for name in RECORDED},
 }
 SIZES = (16, 48)
 
@@ -83,12 +87,13 @@ def foresee_table(name: str) -> list[dict[str, Any]]:
     """Returns the foreseen arms of a table as plain data, and prints a line for each."""
     path, yaml, model_dir = PROGRAMS[name]
     table = read_table(path)
+    sizes = RECORDED[name][1][1:4:2] if name in RECORDED else SIZES
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        foreseeing = Foreseeing(read_experiment(yaml, model_dir), table.head.slots, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, nullcontext(yaml) if yaml else experiment_of(name) as experiment:
+        foreseeing = Foreseeing(read_experiment(experiment, model_dir), table.head.slots, Path(folder))
         try:
             for label, config in configurations(table).items():
-                runs = [foreseeing.run({**config, MICRO_BATCH: size}) for size in SIZES]
+                runs = [foreseeing.run({**config, MICRO_BATCH: size}) for size in sizes]
                 arm = foreseen_arm(runs, table.head.device)
                 stopped = next((run.stopped for run in runs if run.stopped), "")
                 seconds = sum(run.seconds for run in runs)
