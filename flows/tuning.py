@@ -53,7 +53,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
     compared = since_last_study(driver) if found else None
     full_experiment = read_full_experiment(study)
     planned = PlannedTrials.in_file(study.paths.planned_trials)
-    # The winner's metrics are the medians of its confirming trials, if it has any.
+    # The winner's metrics are those of all its confirming trials together, if it has any.
     metrics = {} if answer is None else answer.best.metrics
     promise = {} if best is None else {"value": metrics.get(best.metric), "throughput": metrics.get("throughput")}
     # A file of the answer may not have been written.
@@ -140,9 +140,9 @@ def best_line(metric: str, document: dict[str, Any]) -> str:
     speeds = f"{metric} {SEARCH_METRICS[metric].shown(best['value'])}"
     if metric != "throughput":
         speeds += f", {_throughput(best)}"
-    # The trial is the one in the middle, but each figure is a median of its own.
+    # The trial is the one in the middle, but each figure is of all of them.
     count = 0 if winner is None else len(winner["trials"])
-    of_all = f" (median of {count} confirming trials)" if count > 1 else ""
+    of_all = f" (over {count} confirming trials)" if count > 1 else ""
     return f"Best trial:    {best['trial']:04d}, {best['label']}: {speeds}{of_all}"
 
 

@@ -25,6 +25,7 @@ from zerotune.trial_lib.launch.rank_starter import Program
 from zerotune.trial_lib.launch.starters import WarmStarter, rank_environment
 from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
 from zerotune.trial_lib.messages.orders import StepWindow
+from zerotune.trial_lib.rank.probe import is_enough
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult
@@ -130,6 +131,13 @@ def window_of(recorded: dict[str, Any], first: int, count: int, factor: float = 
     )
 
 
+def steps_of_search(recorded: dict[str, Any], first: int) -> int:
+    """The steps that a trial of the search counts from there on."""
+    steps = recorded["steps"]
+    times = [steps[(first + place) % len(steps)] for place in range(WINDOW.max_steps)]
+    return next(count for count in range(WINDOW.min_steps, WINDOW.max_steps + 1) if is_enough(WINDOW, times[:count]))
+
+
 def confirm(
     pair: Sequence[dict[str, Any]], data_vary: bool, measure: Callable[[DataWindow, int, int], TrialResult]
 ) -> Finding:
@@ -159,9 +167,8 @@ def simulate(pair: Sequence[dict[str, Any]], data_vary: bool, studies: int, move
         draws = random.Random(f"{seed} {truth}")
 
         def measure(data: DataWindow, number: int, which: int, seed: int = seed, draws: Any = draws) -> TrialResult:
-            count = data.samples // BATCH if moves and data.samples else WINDOW.min_steps
-            share = offset_of_round(seed, number) if moves else 0.0
-            first = int(share * len(pair[which]["steps"]))
+            first = int(offset_of_round(seed, number) * len(pair[which]["steps"])) if moves else 0
+            count = data.samples // BATCH if moves and data.samples else steps_of_search(pair[which], first)
             return window_of(pair[which], first, count, math.exp(draws.gauss(0.0, PROCESS)))
 
         finding = confirm(pair, data_vary, measure)

@@ -109,6 +109,8 @@ for _ in range(args.steps):
         if args.show:
             print("samples", *batch["index"].tolist(), flush=True)
         tokens, mask = batch["input_ids"].to(engine.device), batch["attention_mask"].to(engine.device)
-        loss = F.cross_entropy(engine(input_ids=tokens, attention_mask=mask).flatten(0, 1), tokens.flatten())
-        engine.backward(loss)
+        # A sum over all tokens, so that the losses of a step do not depend on how it is cut.
+        labels = tokens.masked_fill(mask == 0, -100).flatten()
+        logits = engine(input_ids=tokens, attention_mask=mask).flatten(0, 1)
+        engine.backward(F.cross_entropy(logits, labels, reduction="sum") / len(tokens) / MEDIAN)
         engine.step()

@@ -20,9 +20,10 @@ from zerotune.trial_lib.rank.patching import put
 class Turned:
     """A sampler whose order begins at a place, and goes round to it. All else is the sampler's own."""
 
-    def __init__(self, sampler: Any, first: int) -> None:
+    def __init__(self, sampler: Any, first: int, places: int | None) -> None:
         self.sampler = sampler
         self.first = first
+        self.places = places
 
     def __getattr__(self, name: str) -> Any:
         if name == "sampler":  # of a copy that is being made
@@ -56,7 +57,6 @@ class DataOffset:
     def __init__(self) -> None:
         self.share = 0.0  # of an epoch, for data with a length
         self.of_stream = 0  # samples of a rank, for data without
-        self._moved: weakref.WeakKeyDictionary[Any, tuple[int, int | None]] = weakref.WeakKeyDictionary()
         self._streams: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -76,33 +76,30 @@ class DataOffset:
 
         put(_IterableDatasetFetcher, "__init__", init)
 
-    def of(self, loader: Any) -> tuple[int | None, int | None]:
-        """`data_offset` and `data_places` of a loader, as `Measured` has them."""
-        return (None, None) if loader is None else self._moved.get(loader, (None, None))
+    def move(self, loader: DataLoader[Any]) -> tuple[int | None, int | None]:
+        """Moves a loader that is about to be read. Returns `data_offset` and `data_places` as `Measured` has them.
 
-    def move(self, loader: DataLoader[Any]) -> None:
-        """Moves a loader that is about to be read. Programs read validation data without gradients."""
+        Programs read validation data without gradients.
+        """
         if not self.share or not torch.is_grad_enabled():
-            return
+            return None, None
         if isinstance(loader.dataset, IterableDataset):
             context: Any = loader.multiprocessing_context or torch.multiprocessing
-            if not loader.num_workers or context.get_start_method() == "fork":
-                self._streams[loader.dataset] = self.of_stream
-                self._moved[loader] = self.of_stream, None
-            return
+            if loader.num_workers and context.get_start_method() != "fork":
+                return None, None
+            self._streams[loader.dataset] = self.of_stream
+            return self.of_stream, None
         owner, name = _drawn_from(loader)
         sampler = getattr(owner, name)
         if not isinstance(sampler, Turned):
-            # torch's loader forbids to set it once it is made.
             try:
                 places = len(sampler)
             except (TypeError, NotImplementedError):  # it never ends
                 places = None
             first = self.of_stream if places is None else int(self.share * places)
-            vars(owner)[name] = Turned(sampler, first)
-            self._moved[loader] = first, places
-        elif loader not in self._moved:
-            self._moved[loader] = sampler.first, None
+            # torch's loader forbids to set it once it is made.
+            sampler = vars(owner)[name] = Turned(sampler, first, places)
+        return sampler.first, sampler.places
 
 
 def _drawn_from(loader: DataLoader[Any]) -> tuple[Any, str]:

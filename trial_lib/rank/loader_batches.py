@@ -208,6 +208,7 @@ class LoaderBatches:
         self._came_empty = 0
         self._ran_empty: Callable[[], None] = lambda: None
         self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self._offsets: weakref.WeakKeyDictionary[Any, tuple[int | None, int | None]] = weakref.WeakKeyDictionary()
         self.waited_s = 0.0  # for batches to train on
         # Batches that the code has taken from iterators with workers: of each iterator, and in this step.
         self._places: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -226,8 +227,9 @@ class LoaderBatches:
         original_init = _BaseDataLoaderIter.__init__
 
         def init(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            data_offset.move(loader)
+            offset = data_offset.move(loader)
             original_init(iterator, loader, *args, **kwargs)
+            self._offsets[iterator] = offset
             self._loaders[iterator] = weakref.ref(loader)
 
         put(_BaseDataLoaderIter, "__init__", init)
@@ -260,8 +262,9 @@ class LoaderBatches:
 
     @property
     def offset(self) -> tuple[int | None, int | None]:
-        """As `DataOffset.of` has it, of the loader that is read to train on."""
-        return data_offset.of(self.training_loader)
+        """As `DataOffset.move` returns it, of the iterator that is read to train on."""
+        iterator = self._last()
+        return (None, None) if iterator is None else self._offsets.get(iterator, (None, None))
 
     @property
     def has_fixed_size(self) -> bool:

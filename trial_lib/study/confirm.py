@@ -45,7 +45,7 @@ class NoAnswer:
 class Answer:
     """The answer of a study."""
 
-    # The winner's trial. If it was confirmed, the median one of its confirming trials, with their medians.
+    # The winner's trial. If it was confirmed, the median one of its confirming trials, with the metrics of all.
     best: TrialResult
     finding: Finding | None  # the result of the confirmation. None if there was none.
     gain: float | None  # the winner's gain over the user's configuration. None if there is nothing to compare.

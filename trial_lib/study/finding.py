@@ -147,9 +147,9 @@ class Finding(FrozenRecord):
         measured = [one.metrics.get("tokens_per_second") for one in (self.winner, self.own) if one is not None]
         if len(measured) < 2 or None in measured:
             return ""
-        rates = [f"{tokens:,.0f}" for tokens in measured]
-        return (
-            f"{rates[0]} tokens/s, and {rates[1]} with yours." if self.winner != self.own else f"{rates[1]} tokens/s."
+        winner, own = (f"{tokens:,.0f} tokens/s" for tokens in measured)
+        return f"Your configuration trains {own}." + (
+            "" if self.winner == self.own else f" The winner trains {winner}."
         )
 
     @property

@@ -13,7 +13,7 @@ ALONE = "Best trial:    0014, confirm-z1-mbs16: throughput 439.1 samples/s"
 @pytest.mark.parametrize(
     ("confirmation", "line"),
     [
-        ({"winner": {"trials": [10, 12, 14, 15]}}, f"{ALONE} (median of 4 confirming trials)"),
+        ({"winner": {"trials": [10, 12, 14, 15]}}, f"{ALONE} (over 4 confirming trials)"),
         ({"winner": {"trials": [14]}}, ALONE),
         ({"winner": None}, ALONE),
         (None, ALONE),

@@ -81,7 +81,7 @@ def test_all_micro_batches_begin_at_the_same_sample_and_an_epoch_has_all_of_them
     loader = DataLoader(numbers, size, sampler=DistributedSampler(numbers, 2, 1, shuffle=False))
     # A quarter of this rank's ten.
     assert samples(loader) == samples(loader) == [5, 7, 9, 11, 13, 15, 17, 19, 1, 3]
-    assert offset.of(loader) == (2, 10)
+    assert offset.move(loader) == (2, 10)
 
 
 def test_no_sample_is_loaded_that_is_passed_over(offset: DataOffset) -> None:
@@ -109,7 +109,7 @@ def test_a_shuffled_order_is_turned_and_stays_the_program_s(offset: DataOffset) 
 def test_the_batches_of_the_program_s_own_sampler_are_turned(offset: DataOffset) -> None:
     loader = DataLoader(Numbers(), batch_sampler=Pairs())  # type: ignore[arg-type]
     assert samples(loader) == [*range(4, 20), 0, 1, 2, 3]
-    assert offset.of(loader) == (2, 10)
+    assert offset.move(loader) == (2, 10)
 
 
 def test_a_sampler_that_repeats_torch_s_is_turned_within_each_epoch(offset: DataOffset) -> None:
@@ -140,7 +140,7 @@ def test_a_stream_is_read_up_to_there_by_each_worker_its_part(
 ) -> None:
     loader = DataLoader(Stream(), 2, num_workers=workers, multiprocessing_context="fork" if workers else None)
     assert samples(itertools.islice(loader, 2)) == expected
-    assert offset.of(loader) == (6, None)
+    assert offset.move(loader) == (6, None)
 
 
 def test_a_stream_that_is_shorter_begins_anew(offset: DataOffset) -> None:
@@ -152,7 +152,7 @@ def test_validation_data_stay_where_they_are(offset: DataOffset) -> None:
     with torch.no_grad():
         loader = DataLoader(Numbers(), 20)
         assert samples(loader) == list(range(20))
-    assert offset.of(loader) == (None, None)
+        assert offset.move(loader) == (None, None)
 
 
 def test_a_trial_without_an_offset_is_left_alone(offset: DataOffset) -> None:

@@ -169,3 +169,14 @@ def test_another_global_batch_comes_with_advice_on_the_learning_rate() -> None:
     )
     assert finding(advice=advice).lines[-1] == advice
     assert "scale the learning rate, by 0.5 (square root" in learning_rate_advice(64, 16)
+
+
+def test_the_samples_that_it_holds_for_and_tokens_stand_in_the_notes() -> None:
+    own, winner = (
+        one.model_copy(update={"metrics": {"throughput": 1.0, "tokens_per_second": tokens}})
+        for one, tokens in ((OWN, 1200.0), (WINNER, 2500.0))
+    )
+    lines = finding(own=own, winner=winner, of_data="Each round trained on other samples of the data.").lines
+    assert "Each round trained on other samples of the data." in lines
+    assert "Your configuration trains 1,200 tokens/s. The winner trains 2,500 tokens/s." in lines
+    assert "Your configuration trains 1,200 tokens/s." in finding(own=own, winner=own).lines
