@@ -70,7 +70,8 @@ class Contender:
 
 
 def _key(config_hash: str, rounding: float | None) -> str:
-    return config_hash if rounding is None else f"{config_hash} in other rounding"
+    # There is one trial in other rounding.
+    return config_hash if rounding is None else "in other rounding"
 
 
 def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
@@ -295,7 +296,19 @@ class Confirmation:
         self._queue = members[first:] + members[:first]
         own = self._living_own
         if self._round == 1 and own is not None and self._again is None and self._compares_weights(own):
-            self._queue.append(replace(own, rounding=roundoff(own.config, self._formats)))
+            candidate = self._cut_otherwise(own.candidate)
+            self._queue.append(replace(own, candidate=candidate, rounding=roundoff(own.config, self._formats)))
+
+    def _cut_otherwise(self, own: Candidate) -> Candidate:
+        # The user's configuration with the micro-batch of the best candidate, if the profile has not shown that the
+        # micro-batch makes no difference. A mean over tokens weighs them by it, and a candidate may differ as much.
+        other = next((one.candidate for one in self._live if not cuts_alike(one.candidate, own)), None)
+        is_row_wise = self.across is not None and not self.across.kind and not self.across.undecided
+        if other is None or is_row_wise or global_batch(other) != global_batch(own):
+            return own
+        names = ("micro_batch_size", "gradient_accumulation_steps")
+        # A copy would keep the settings that are derived from the old ones.
+        return Candidate.model_validate({**own.model_dump(), **{name: getattr(other, name) for name in names}})
 
     def _end_round(self) -> None:
         self._round += 1

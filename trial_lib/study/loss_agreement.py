@@ -207,7 +207,8 @@ class _Tolerance:
         share = 2.0 * unit + _OF_SUM
         if again is None or not all(each.losses for each in again):
             return cls(share, 2.0 * math.sqrt(unit), 0.0)
-        squares = [(b - a) ** 2 for a, b in zip(*(each.losses for each in again), strict=False)]
+        factor = _cut_factor(again, own, other) or 1.0
+        squares = [(b - factor * a) ** 2 for a, b in zip(*(each.losses for each in again), strict=False)]
         slack = judge(own.updates, other.updates, None, unit).slack
         return cls(share, slack, _OF_ONE * math.sqrt(fmean(squares)))
 
@@ -227,11 +228,22 @@ def _weighed(
 ) -> LossAgreement:
     # Adds the judgement of gradients and weights to losses that agree.
     pair = None if again is None else (FirstUpdates.of(again[0]), FirstUpdates.of(again[1]))
-    found = judge(own.updates, other.updates, pair, roundoff(other.config, other.formats), factor)
+    cut_factor = None if again is None else _cut_factor(again, own, other)
+    found = judge(own.updates, other.updates, pair, roundoff(other.config, other.formats), factor, cut_factor)
     if found.fault:
         return _differ(f"{agreed.sentence}, but {found.fault}")
     sentence = f"{agreed.sentence}; {_power(own, other, found)}"
+    if found.updates and cut_factor is not None:
+        sentence += " (measured with your configuration, of which one trial had another micro-batch)"
     return agreed.model_copy(update={"sentence": sentence, "seen": found.seen if found.updates else None})
+
+
+def _cut_factor(again: tuple[TrialResult, TrialResult], own: LossCourse, other: LossCourse) -> float | None:
+    # The program's own factor, if the second trial cuts the batch as the candidate does; None if it cuts as yours does.
+    if again[0].config_hash == again[1].config_hash:
+        return None
+    first = [each.losses[:1] for each in again]
+    return _factor(own.candidate, other.candidate, *first) if all(first) else 1.0
 
 
 def _power(own: LossCourse, other: LossCourse, found: WeightVerdict) -> str:

@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from zerotune.trial_lib.messages.measurement import WeightChange
+from zerotune.trial_lib.messages.statistics import t_quantile
 from zerotune.trial_lib.records.result import TrialResult
 
 # Unit roundoffs: half the distance of two neighbouring numbers, relative to them
@@ -31,6 +32,7 @@ _NUMBERS = 8  # of a module
 # gradients with a normal distribution. Half of them differ by twice their change, so the whole by the root of 1.6 e.
 _OF_SUMS = 2.0**-14
 _TURNED = 1.6
+_TURNED_AWAY = 0.01  # of candidates that only weigh the samples of a step otherwise
 # From other weights or on other samples one training may learn up to twice as fast.
 _FASTER = 2.0
 
@@ -164,11 +166,13 @@ def judge(
     again: tuple[FirstUpdates, FirstUpdates] | None,
     unit: float,
     factor: float = 1.0,
+    cut_factor: float | None = None,
 ) -> WeightVerdict:
     """Compares the same rounds of two configurations.
 
     `again`: your configuration and the same in other rounding, in one round. `unit`: as `roundoff` has it. `factor`:
-    the program's own, by which the gradients differ.
+    the program's own, by which the gradients differ. `cut_factor`: by which those of `again` do, of
+    which the second cut the batch as the candidate does; None if both cut it as you do.
     """
     pairs = [(mine, its) for mine, its in zip(own, other, strict=False) if mine.change and its.change]
     changes = [each.change for pair in (*pairs, again or ()) for each in pair if each.change]
@@ -191,14 +195,16 @@ def judge(
             continue
         mine, its = rows[0:-2:2], rows[1:-2:2]
         turned = 0.0 if kind == "momenta" or changes[0].is_linear else math.sqrt(_TURNED * error)
-        allowance = Allowance.of(Gap.between(rows[-2:-1], rows[-1:], names), floor + turned)
+        own_factors = [1.0] if kind == "sums" else [cut_factor or 1.0, 1.0]
+        spreads = [Gap.between(_times(rows[-2:-1], each), rows[-1:], names) for each in own_factors]
+        allowance = Allowance.of(min(spreads, key=lambda gap: gap.whole), floor + turned)
         # Clipping takes the program's factor away.
         faults = [allowance.fault(Gap.between(_times(mine, each), its, names), what) for each in factors]
         fault = fault or (faults[0] if all(faults) else "")
         if kind == "sums":
             seen = allowance.whole, max(allowance.by_module)
             found = replace(found, seen=seen, size=-math.expm1(-allowance.size))
-    return replace(found, fault=fault or _norms_apart(pairs, again, factor, floor))
+    return replace(found, fault=fault or _norms_apart(pairs, again, factor, cut_factor, floor))
 
 
 def _rows(changes: Sequence[WeightChange], kind: str) -> tuple[Sequence[str], list[Any]]:
@@ -224,17 +230,22 @@ def _norms_apart(
     pairs: Sequence[tuple[FirstUpdates, FirstUpdates]],
     again: tuple[FirstUpdates, FirstUpdates],
     factor: float,
+    cut_factor: float | None,
     floor: float,
 ) -> str:
     def apart(mine: FirstUpdates, its: FirstUpdates, times: float) -> list[float]:
         both = zip(mine.norms, its.norms, strict=False)
         return [math.log(b / (times * a)) for a, b in both if a > 0.0 and b > 0.0]
 
-    spread = apart(*again, 1.0)
+    spread = apart(*again, cut_factor or 1.0)
     if not spread:
         return ""
-    allowed = _OF_MODULE * math.sqrt(fmean(each**2 for each in spread)) + floor
     found = [each for mine, its in pairs for each in apart(mine, its, factor)]
+    width = _OF_MODULE
+    if cut_factor is not None and found:
+        # Every step has other samples, which another cut weighs otherwise: the largest of many draws from few.
+        width = t_quantile(1.0 - _TURNED_AWAY / (2 * len(found)), len(spread))
+    allowed = width * math.sqrt(fmean(each**2 for each in spread)) + floor
     worst = max(found, key=abs, default=0.0)
     if abs(worst) <= allowed:
         return ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.confirm_aa.simulated import MACHINES, Readings, cell
-from zerotune.trial_lib.messages.measurement import Memory, WeightChange
+from zerotune.trial_lib.messages.measurement import AcrossRows, Memory, WeightChange
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Neighbour, Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.records.units import gain_line
@@ -485,6 +485,29 @@ def test_where_weights_are_compared_the_user_s_own_runs_once_more_in_other_round
         assert found.candidates[0].losses.endswith(
             "but the changes of the weights are 50 % apart (7 % is within rounding)"
         )
+
+
+@pytest.mark.parametrize(
+    ("across", "micro_batch"),
+    [
+        (None, 8),
+        (AcrossRows(undecided="the loss is computed outside the engine"), 8),
+        (AcrossRows(kind="unequal"), 8),
+        (AcrossRows(), 4),
+    ],
+    ids=["untested", "undecided", "a mean over tokens", "row by row"],
+)
+def test_the_trial_in_other_rounding_has_the_candidate_s_micro_batch_unless_that_is_known_to_make_no_difference(
+    across: AcrossRows | None, micro_batch: int
+) -> None:
+    confirmation = Confirmation(OWN, [contender("a", 180.0, 8)], "throughput", "cuda", 60.0, across=across)
+    change, measure, rounded = WeightChange(updates=3, modules=["head"], sums=[[1.0] * 8]), speeds(own=1.0, a=2.0), []
+    while (candidate := confirmation.next) is not None:
+        if confirmation.rounding is not None:
+            rounded.append((candidate.micro_batch_size, candidate.settings["train_micro_batch_size_per_gpu"]))
+        key = "own" if candidate is OWN.candidate or confirmation.rounding is not None else "a"
+        confirmation.tell(replace(measure(key), rounding=confirmation.rounding, weight_change=change))
+    assert rounded == [(micro_batch, micro_batch)]
 
 
 def test_a_free_batch_needs_no_trial_in_other_rounding() -> None:

@@ -34,6 +34,7 @@ def trained(
     fault: str = "",
     micro: int = 8,
     rate: float = 1.0,
+    weighs: bool = False,
 ) -> FirstUpdates:
     """Trains a small network for some steps of 16 samples, in a precision, as a rank does at stage 0."""
     torch.manual_seed(1)
@@ -57,6 +58,11 @@ def trained(
         for place, (inputs, wanted) in enumerate(pieces):
             with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
                 loss = nn.functional.cross_entropy(model(inputs).float(), wanted) * len(wanted) / 16
+                if weighs:
+                    # A mean over the tokens of a micro-batch, of which samples have different numbers.
+                    losses = nn.functional.cross_entropy(model(inputs).float(), wanted, reduction="none")
+                    tokens = 1.0 + 0.25 * (inputs[:, 23] > 0)
+                    loss = (losses * tokens).sum() / tokens.sum() * len(wanted) / 16
             if fault != "dropped" or place < len(pieces) - 1:
                 (loss * (4.0 if fault == "scaled" else 1.0)).backward()
         steps.step_begins(engine)
@@ -94,6 +100,29 @@ def test_another_cut_of_the_batch_changes_the_weights_alike(dtype: torch.dtype, 
 @pytest.mark.parametrize("fault", ["stands", "half", "ascends", "frozen", "dropped", "scaled", "narrow"])
 def test_a_fault_is_found(dtype: torch.dtype, adam: bool, fault: str) -> None:
     assert verdict(dtype, adam, fault=fault).fault
+
+
+@RULES
+def test_a_mean_over_tokens_may_differ_as_much_as_your_own_does_with_that_micro_batch(adam: bool) -> None:
+    mine = [trained(data, torch.float32, adam, micro=2, weighs=True) for data in range(ROUNDS)]
+    rounded = trained(1, torch.float32, adam, rounds_otherwise=True, micro=2, weighs=True)
+    cut = trained(1, torch.float32, adam, rounds_otherwise=True, micro=16, weighs=True)
+
+    def found(cut_factor: float | None, **other: Any) -> WeightVerdict:
+        its = [trained(data, torch.float32, adam, micro=16, weighs=True, **other) for data in range(ROUNDS)]
+        return judge(
+            mine, its, (mine[1], rounded if cut_factor is None else cut), UNITS[torch.float32], 1.0, cut_factor
+        )
+
+    # In another rounding alone it does not differ so much.
+    assert found(None).fault
+    agreed = found(1.0)
+    assert not agreed.fault
+    # The answer says how much less is seen then. What is larger is found.
+    assert 0.02 < agreed.seen[0] < 1.0
+    assert found(1.0, rate=1.0 + 1.2 * agreed.seen[0]).fault
+    for fault in ("stands", "ascends", "frozen"):
+        assert found(1.0, fault=fault).fault
 
 
 @PRECISIONS
