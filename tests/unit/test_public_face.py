@@ -103,4 +103,4 @@ def test_the_sentence_of_an_error_is_its_message() -> None:
 
 def test_the_typed_plan_adds_its_folder_to_the_record() -> None:
     added = set(api.Plan.model_fields) - set(PlanRecord.model_fields)
-    assert added == {"folder", "best_ds_config", "best_ds_config_path", "report", "tracking_uri"}
+    assert added == {"version", "folder", "best_ds_config", "best_ds_config_path", "report", "tracking_uri"}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from zerotune.trial_lib.rank import counted_steps, tensor_parallel
-from zerotune.trial_lib.rank.counted_steps import InitialWeights
+from zerotune.trial_lib.rank import first_steps, tensor_parallel
+from zerotune.trial_lib.rank.first_steps import InitialWeights
 
 
 def stage(layers: dict[int, nn.Module], tied: nn.Module | None = None) -> SimpleNamespace:
@@ -23,7 +23,7 @@ def stage(layers: dict[int, nn.Module], tied: nn.Module | None = None) -> Simple
 
 def sums(monkeypatch: pytest.MonkeyPatch, *engines: SimpleNamespace) -> list[float]:
     """Returns the fingerprint over the ranks of some engines."""
-    monkeypatch.setattr(counted_steps, "total", lambda values, engine: values)
+    monkeypatch.setattr(first_steps, "total", lambda values, engine: values)
     found = [InitialWeights(each).over_ranks(each) for each in engines]
     return [sum(column) for column in zip(*found, strict=True)]
 
@@ -65,9 +65,9 @@ def test_experts_on_two_ranks_start_as_on_one(monkeypatch: pytest.MonkeyPatch) -
     def over(ranks: int, experts: list[nn.Module]) -> list[float]:
         parts = [experts[rank * 4 // ranks : (rank + 1) * 4 // ranks] for rank in range(ranks)]
         ranks_of = {id(each): rank for rank, part in enumerate(parts) for each in nn.ModuleList(part).parameters()}
-        monkeypatch.setattr(counted_steps, "_expert_rank", lambda parameter: ranks_of[id(parameter)])
+        monkeypatch.setattr(first_steps, "_expert_rank", lambda parameter: ranks_of[id(parameter)])
         monkeypatch.setattr(
-            counted_steps, "_holders", lambda parameter, replicas: 1 if id(parameter) in ranks_of else replicas
+            first_steps, "_holders", lambda engine, each, shard: 1 if id(each) in ranks_of else engine.dp_world_size
         )
         models = (nn.Sequential(first, Experts(part), last) for part in parts)
         return sums(monkeypatch, *(SimpleNamespace(module=model, dp_world_size=ranks) for model in models))
