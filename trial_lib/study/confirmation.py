@@ -214,9 +214,14 @@ class Confirmation:
             self._disturbed.add(contender.key)
             self._queue.insert(0, contender)
             return
+        own = self._living_own
+        if contender.rounding is not None and own is not None:
+            if not self._is_measured(result) and contender.candidate != own.candidate:
+                # The user's other settings may leave no room for that micro-batch.
+                self._queue.append(replace(contender, candidate=own.candidate))
+                return
+            self._again = self._results[own.key][-1], result
         self._results.setdefault(contender.key, []).append(result)
-        if contender.rounding is not None and self._living_own is not None:
-            self._again = self._results[self._living_own.key][-1], result
         if not self._is_measured(result):
             self._out[contender.key] = ("failed", result.reason or f"Its trial {result.number:04d} measured nothing.")
         if result.outcome is Outcome.OUT_OF_MEMORY:

@@ -190,6 +190,8 @@ class Finding(FrozenRecord):
                 )
             elif worth.verdict == "kept":
                 holds = f"kept: {worth.reason}" if worth.times is None or worth.reason else f"worth {worth.times.times}"
+                if worth.times is not None and not worth.reason and worth.times.low <= 1.0:
+                    holds = f"kept, because the readings do not tell whether the gain needs it ({worth.times.times})"
                 yield f"Of its changes, {worth.name} {are} {holds.rstrip('.')}."
         if self.unweighed:
             untried = ", ".join(worth.name for worth in self.worths if worth.verdict == "untried")

@@ -510,6 +510,24 @@ def test_the_trial_in_other_rounding_has_the_candidate_s_micro_batch_unless_that
     assert rounded == [(micro_batch, micro_batch)]
 
 
+def test_where_your_other_settings_have_no_room_for_that_micro_batch_it_is_yours() -> None:
+    candidates = [contender("a", 180.0, 8), contender("b", 175.0, 8)]
+    confirmation = Confirmation(OWN, candidates, "throughput", "cuda", 600.0)
+    change, measure = WeightChange(updates=3, modules=["head"], sums=[[1.0] * 8]), speeds(own=1.0, a=2.0, b=1.5)
+    rounded = []
+    while (candidate := confirmation.next) is not None:
+        rounding, outcome = confirmation.rounding, Outcome.COMPLETED
+        if rounding is not None:
+            rounded.append(candidate.micro_batch_size)
+            outcome = Outcome.OUT_OF_MEMORY if candidate.micro_batch_size == 8 else outcome
+        key = "own" if candidate is OWN.candidate or rounding is not None else "a"
+        key = "b" if candidate is candidates[1].candidate else key
+        ended = replace(measure(key), rounding=rounding, weight_change=change, outcome=outcome)
+        confirmation.tell(ended if outcome is Outcome.COMPLETED else replace(ended, metrics={}))
+    assert rounded == [8, 4]
+    assert [one.verdict for one in confirmation.finding().candidates] == ["faster", "faster"]
+
+
 def test_a_free_batch_needs_no_trial_in_other_rounding() -> None:
     other = contender("a", 180.0)
     larger = replace(other, candidate=other.candidate.model_copy(update={"micro_batch_size": 8}))

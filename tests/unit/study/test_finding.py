@@ -9,6 +9,7 @@ from zerotune.trial_lib.study.finding import (
     Confirmed,
     Estimate,
     Finding,
+    Worth,
     learning_rate_advice,
     micro_batch_advice,
     partition_advice,
@@ -180,3 +181,14 @@ def test_the_samples_that_it_holds_for_and_tokens_stand_in_the_notes() -> None:
     assert "Each round trained on other samples of the data." in lines
     assert "Your configuration trains 1,200 tokens/s. The winner trains 2,500 tokens/s." in lines
     assert "Your configuration trains 1,200 tokens/s." in finding(own=own, winner=own).lines
+
+
+def test_a_change_whose_worth_the_readings_do_not_tell_is_no_gain() -> None:
+    worths = (
+        Worth(knobs=("stage",), verdict="kept", without=Estimate(value=0.5, low=0.4, high=0.625)),
+        Worth(knobs=("overlap_comm",), verdict="kept", without=Estimate(value=1.02, low=0.9, high=1.15)),
+    )
+    lines = finding(worths=worths).lines
+    assert "Of its changes, stage is worth 2.00x (1.60 to 2.50)." in lines
+    unclear = "kept, because the readings do not tell whether the gain needs it (0.98x (0.87 to 1.11))"
+    assert f"Of its changes, overlap_comm is {unclear}." in lines
