@@ -280,9 +280,10 @@ REPLACED = (
     ),
     _replaced(
         "torch",
-        "Loaders and Adam follow the candidate; waits are timed.",
+        "Loaders and Adam follow the candidate; waits are timed; a round's data begin elsewhere.",
         "torch.utils.data.dataloader: DataLoader.__init__ DataLoader.__iter__ _BaseDataLoaderIter.__init__ "
         "_BaseDataLoaderIter.__next__",
+        "torch.utils.data._utils.fetch: _IterableDatasetFetcher.__init__",
         "torch.optim.adam: Adam.__init__",
         "torch.optim.adamw: AdamW.__init__",
     ),
