@@ -130,11 +130,18 @@ def list_command(as_json: bool) -> int:
         print_document({"studies": [record.model_dump(mode="json", include=set(shown)) for record in records]})
         return 0
     rows = [
-        (record.study_id, record.status.value, "-" if record.gain is None else f"{record.gain:.2f}x", _winner(record))
+        (record.study_id, record.status.value, _gain(record.gain, record.gain_interval), _winner(record))
         for record in records
     ]
     _print_table(["study", "status", "gain", "answer"], rows)
     return 0
+
+
+def _gain(gain: float | None, interval: tuple[float, float] | None) -> str:
+    if gain is None:
+        return "-"
+    # What was measured once, as in a study that was cut short, is no answer.
+    return f"{gain:.2f}x" if interval is not None or gain == 1.0 else f"{gain:.2f}x, not confirmed"
 
 
 def _winner(record: StudyRecord) -> str:
@@ -203,7 +210,7 @@ def _answer_cells(view: "StudyView") -> dict[str, str]:
         "experiment": view.name,
         "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(view.started_at)),
         "status": view.status,
-        "gain": "-" if view.gain is None else f"{view.gain:.2f}x{ends}",
+        "gain": f"{_gain(view.gain, interval)}{ends}",
         f"{metric.name}, yours": metric.shown(view.before.get(view.metric)),
         f"{metric.name}, winner": metric.shown(view.after.get(view.metric)),
         "trials": str(view.searched),

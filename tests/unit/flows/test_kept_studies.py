@@ -40,6 +40,14 @@ def test_a_list_has_every_study_with_its_answer(studies: Path, capsys: pytest.Ca
     assert "left out" in shown.err
 
 
+def test_a_gain_that_was_measured_once_is_listed_as_that(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = studies / SECOND / "study.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "status": "cancelled", "gain_interval": None}))
+    assert list_command(as_json=False) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(SECOND)]
+    assert "1.25x, not confirmed" in line
+
+
 def test_two_studies_show_what_differs_and_no_more(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_command(STUDY_ID, SECOND, as_json=True) == 0
     first, second = json.loads(capsys.readouterr().out)["answers"]
