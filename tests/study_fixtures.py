@@ -65,6 +65,12 @@ class Zerotune:
             words[1:1] = [str(self.config), str(self.model)]
         return Running([str(BIN / "zerotune"), *words], self.folder, {**self.environment, **environment})
 
+    def on_servers(self, api_url: str, store: Path) -> "Zerotune":
+        """Gives its commands the tests' Prefect server and a copy of an MLflow store that has its tables."""
+        self.environment["PREFECT_API_URL"] = api_url
+        shutil.copy(store, self.folder / "mlflow.db")
+        return self
+
     def run(self, *arguments: str | Path, timeout: float = 200, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs the command to its end."""
         return self.start(*arguments, **environment).end(timeout)

@@ -1,7 +1,6 @@
 """Programs that feed batches of one size, whatever a trial asks for: everything else is tuned."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -70,9 +69,7 @@ OWN = {
 @pytest.fixture
 def typed(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
     """Where the command is typed, beside the two programs."""
-    found = Zerotune(tmp_path, home, slots=2)
-    found.environment["PREFECT_API_URL"] = server.api_url
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    found = Zerotune(tmp_path, home, slots=2).on_servers(server.api_url, empty_store)
     (tmp_path / "deepy.py").write_text(DEEPY)
     (tmp_path / "train.py").write_text(TRAIN)
     return found

@@ -49,9 +49,7 @@ OWN = {
 @pytest.fixture
 def typed(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
     """Where the command is typed, beside its program and files."""
-    found = Zerotune(tmp_path, home, slots=2)
-    found.environment["PREFECT_API_URL"] = server.api_url
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    found = Zerotune(tmp_path, home, slots=2).on_servers(server.api_url, empty_store)
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "conf.yaml").write_text(CONF)
     (tmp_path / "ds.json").write_text(json.dumps(OWN, indent=2) + "\n")

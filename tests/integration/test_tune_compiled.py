@@ -24,9 +24,8 @@ ATTENTION = re.compile(r"attention (\w+)")
 
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
-    found = Zerotune(tmp_path, home)
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    found.environment |= {"PREFECT_API_URL": server.api_url, "OMP_NUM_THREADS": "1"}
+    found = Zerotune(tmp_path, home).on_servers(server.api_url, empty_store)
+    found.environment["OMP_NUM_THREADS"] = "1"
     return found
 
 

@@ -33,12 +33,11 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2)
 
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
-    found = Zerotune(tmp_path, home, slots=2)
+    found = Zerotune(tmp_path, home, slots=2).on_servers(server.api_url, empty_store)
     for script in ("layouts/stages.py", "layouts/trainer.py", "divided/train.py"):
         shutil.copy(PROGRAMS / script, tmp_path)
     (tmp_path / "ds_config.json").write_text(json.dumps(CONFIG))
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    found.environment |= {"PREFECT_API_URL": server.api_url, "OMP_NUM_THREADS": "1"}
+    found.environment["OMP_NUM_THREADS"] = "1"
     return found
 
 

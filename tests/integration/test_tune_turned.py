@@ -21,10 +21,9 @@ LAYERS = {"none": "0", "full": "4", None: "4"}
 
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
-    found = Zerotune(tmp_path, home)
+    found = Zerotune(tmp_path, home).on_servers(server.api_url, empty_store)
     shutil.copytree(TURNED, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    found.environment |= {"PREFECT_API_URL": server.api_url, "OMP_NUM_THREADS": "1"}
+    found.environment["OMP_NUM_THREADS"] = "1"
     return found
 
 
