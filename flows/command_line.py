@@ -186,6 +186,19 @@ def export(study: str, archive: Path | None) -> None:
 
 
 @cli.command(section=Section.TUNE)
+@click.argument("study")
+def share(study: str) -> None:
+    """Print a study's answer for others.
+
+    It is a row of the table of published trainings, ready for a pull request: a GPU's name, and numbers. No name, path
+    or text of yours is in it.
+    """
+    from zerotune.flows.records import share_command
+
+    _run(lambda: share_command(study))
+
+
+@cli.command(section=Section.TUNE)
 @click.argument("studies", nargs=-1, required=True, metavar="STUDY...")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm(studies: tuple[str, ...], yes: bool) -> None:

@@ -32,7 +32,7 @@ from zerotune.trial_lib.records.folders import (
     work_dir_of,
 )
 from zerotune.trial_lib.records.result import SEARCH_METRICS
-from zerotune.trial_lib.records.units import name_of
+from zerotune.trial_lib.records.units import name_of, percent
 from zerotune.trial_lib.study.folder import (
     find_study,
     hold_lock,
@@ -254,6 +254,19 @@ def export_command(study: str, archive: Path | None) -> int:
         what = f"the archive cannot be written ({error.strerror})."
         raise InputError(what, where=str(archive), remedy="Name another file.") from None
     say(f"{archive}: the answer and the report, without logs, code and secrets.")
+    return 0
+
+
+def share_command(study: str) -> int:
+    """Prints the answer of a study as a row of the table of published trainings.
+    Raises InputError: there is no such study, or the table cannot have its answer.
+    """
+    from zerotune.trial_lib.study.published import TABLE, shared_training
+
+    own = shared_training(StudyPaths(find_study(study, Path.cwd())))
+    shown = f"{own.devices} {own.device}, MFU {percent(round(own.mfu, 2))}"
+    say(f"{shown}. A pull request would add this line to trial_lib/study/{TABLE.name}:")
+    click.echo(own.row())
     return 0
 
 

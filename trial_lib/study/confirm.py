@@ -25,6 +25,7 @@ from zerotune.trial_lib.study.driver import StudyDriver, best_result
 from zerotune.trial_lib.study.earlier import EarlierConfirmed, SinceLast
 from zerotune.trial_lib.study.finding import Finding, freeing_advice, partition_advice
 from zerotune.trial_lib.study.others import Others, others_of
+from zerotune.trial_lib.study.published import own_training, published_for
 from zerotune.trial_lib.study.reduction import Reduction, reduction_of
 from zerotune.trial_lib.study.runner import seconds_of
 
@@ -214,8 +215,13 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     winner = finding.winner
     if winner is None or winner.number is None:
         return None
-    finding = finding.model_copy(update={"in_code": _in_code(driver, driver.state.candidates[winner.number])})
     best = replace(driver.state.results[winner.number], metrics=winner.metrics)
+    model = None if driver.state.profile is None else driver.state.profile.profile
+    said = {
+        "in_code": _in_code(driver, driver.state.candidates[winner.number]),
+        "published": published_for(own_training(best, model)),
+    }
+    finding = finding.model_copy(update=said)
     value = 1.0 if winner.verdict == "own" else None if winner.gain is None else winner.gain.value
     traced = driver.state.results[whole.number] if whole is not None and whole.number is not None else best
     return Answer(best, finding, value, winner.name, step_accounts(driver, traced))

@@ -105,6 +105,7 @@ class Finding(FrozenRecord):
     instead: str = ""  # why the metric is not the requested one. Empty if it is.
     left_unmeasured: str = ""  # what the measurement of the user's configuration leaves out. Empty if nothing.
     others: str = ""  # how many of the other configurations could not be measured, and why. Empty if all were.
+    published: str = ""  # what others got for trainings like this. Empty if nothing is known.
     of_data: str = ""  # on the samples that the trials counted. Empty if the user's configuration was not measured.
     on_devices: tuple[str, ...] = ()  # differences between devices that may have influenced the trials, a sentence each
     # What the winner's changes are worth, the kept ones first. Empty if they were not weighed, as in old records.
@@ -175,8 +176,8 @@ class Finding(FrozenRecord):
         if self.winner is not None and self.winner.losses:
             lines.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
         lines += [*self._of_worths(), *self.on_devices]
-        more = (self.of_data, self._tokens, self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
-        return [*lines, *filter(None, more), *self.left_out]
+        of_answer = (self.of_data, self._tokens, self.published, self.left_unmeasured, self.in_code, self.advice)
+        return [*lines, *filter(None, (*of_answer, self.freeing, self.others)), *self.left_out]
 
     def _of_worths(self) -> Iterator[str]:
         if self.weighed_in:

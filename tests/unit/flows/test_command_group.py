@@ -20,7 +20,7 @@ def in_section(section: Section) -> set[str]:
 def test_each_command_is_in_its_section() -> None:
     assert in_section(Section.TUNE) == {
         *("tune", "micro-batch", "plan", "resume", "show", "apply", "estimate"),
-        *("list", "compare", "export", "rm"),
+        *("list", "compare", "export", "share", "rm"),
     }
     assert in_section(Section.TRAIN) == {"train"}
     assert in_section(Section.SERVERS) == {"up", "down", "doctor", "sync"}

@@ -1,4 +1,4 @@
-"""`zerotune list`, `compare`, `export` and `rm`: the studies of a folder."""
+"""`zerotune list`, `compare`, `export`, `share` and `rm`: the studies of a folder."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from report_fixtures import STUDY_ID, recorded_study
 
-from zerotune.flows.records import compare_command, export_command, list_command, remove_command
+from zerotune.flows.records import compare_command, export_command, list_command, remove_command, share_command
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.study.folder import hold_lock
@@ -75,6 +75,27 @@ def test_an_archive_has_the_answer_without_logs_and_secrets(studies: Path, monke
     # An archive is never overwritten.
     with pytest.raises(InputError, match="cannot be written"):
         export_command(STUDY_ID, archive)
+
+
+def test_a_shared_answer_has_a_product_and_numbers_and_one_of_a_processor_is_refused(
+    studies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="no row of the table"):
+        share_command(STUDY_ID)
+    paths = StudyPaths(studies / SECOND)
+    lines = [json.loads(line) for line in paths.history.read_text().splitlines()]
+    best = json.loads(paths.record.read_text())["best_number"]
+    metrics = {"throughput": 40.0, "tokens_per_second": 80_000.0, "FLOPS_per_gpu": 1.56e14, "mfu": 0.5}
+    for result in (line["result"] for line in lines if "tell" in line):
+        if result["profile"] is not None:
+            result["profile"] |= {"num_params": 10**9, "trainable_num_params": 10**9}
+        if result["number"] == best:
+            result["metrics"] = metrics
+            result["devices"] = [{"device": "GPU-secret", "model": "NVIDIA A100-SXM4-80GB"}]
+            result["memory"]["peak"] = [1, 1]
+    paths.history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert share_command(SECOND) == 0
+    assert capsys.readouterr().out == "zerotune share,,1000000000,3900000000,2000,A100,2,80000\n"
 
 
 def test_a_study_is_removed_unless_a_process_drives_it_or_nobody_agrees(studies: Path) -> None:
