@@ -6,13 +6,13 @@ Nothing that is passed over is loaded. A stream has no places, so its first samp
 
 import copy
 import itertools
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, get_worker_info
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+from torch.utils.weak import WeakIdKeyDictionary
 
 from zerotune.trial_lib.rank.patching import put
 
@@ -20,10 +20,11 @@ from zerotune.trial_lib.rank.patching import put
 class Turned:
     """A sampler whose order begins at a place, and goes round to it. All else is the sampler's own."""
 
-    def __init__(self, sampler: Any, first: int, places: int | None) -> None:
+    def __init__(self, sampler: Any, first: int, places: int | None, samples: int = 0) -> None:
         self.sampler = sampler
-        self.first = first
+        self.first = first  # in samples if there are no places
         self.places = places
+        self.samples = samples  # of the data set; 0 if it has no length
 
     def __getattr__(self, name: str) -> Any:
         if name == "sampler":  # of a copy that is being made
@@ -40,11 +41,26 @@ class Turned:
             yield from places[self.first :]
             yield from places[: self.first]
             return
-        order = iter(self.sampler)
         # Some batch samplers fill one list again and again.
-        passed_over = [copy.copy(each) for each in itertools.islice(order, self.first)]
+        order = (copy.copy(each) for each in self.sampler)
+        passed_over = list(itertools.islice(order, 1))
+        first, is_counted = self._place_after(passed_over)
+        passed_over += itertools.islice(order, max(0, first - 1))
+        if self.places is not None and (is_counted or len(passed_over) < first):
+            first = self.first * len(passed_over) // self.places
+        yield from passed_over[first:]
         yield from order
-        yield from passed_over
+        yield from passed_over[:first]
+
+    def _place_after(self, head: list[Any]) -> tuple[int, bool]:
+        # The place of the first batch or sample, and whether it is the number of places that are to be counted instead.
+        size = len(head[0]) if head and isinstance(head[0], list | tuple) else 0
+        if self.places is None:
+            return self.first // max(1, size), False
+        if 0 < self.samples < 2 * size * self.places:
+            # The length of a batch sampler may be that of its samples, as in Megatron, or of many epochs.
+            return max(1, self.samples // size), True
+        return self.first, False
 
 
 class DataOffset:
@@ -57,7 +73,8 @@ class DataOffset:
     def __init__(self) -> None:
         self.share = 0.0  # of an epoch, for data with a length
         self.of_stream = 0  # samples of a rank, for data without
-        self._streams: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # By identity: a data set that is a dataclass has no hash.
+        self._streams: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def install(self) -> None:
         """Makes streams begin later, in this process and in the loaders' workers that it forks."""
@@ -92,14 +109,19 @@ class DataOffset:
         owner, name = _drawn_from(loader)
         sampler = getattr(owner, name)
         if not isinstance(sampler, Turned):
-            try:
-                places = len(sampler)
-            except (TypeError, NotImplementedError):  # it never ends
-                places = None
+            places = _length(sampler)
             first = self.of_stream if places is None else int(self.share * places)
             # torch's loader forbids to set it once it is made.
-            sampler = vars(owner)[name] = Turned(sampler, first, places)
+            sampler = vars(owner)[name] = Turned(sampler, first, places, _length(loader.dataset) or 0)
         return sampler.first, sampler.places
+
+
+def _length(of: Any) -> int | None:
+    # None if it never ends.
+    try:
+        return len(of)
+    except Exception:  # noqa: BLE001 - a class of the user's own may raise anything
+        return None
 
 
 def _drawn_from(loader: DataLoader[Any]) -> tuple[Any, str]:

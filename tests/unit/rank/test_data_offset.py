@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -45,6 +46,31 @@ class Pairs:
         for first in range(0, 20, 2):
             pair[:] = first, first + 1
             yield pair
+
+
+class ByRank:
+    """A batch sampler as Megatron has it: one rank of two, and its length is that of all samples."""
+
+    def __init__(self, size: int, total: int = 64) -> None:
+        self.size, self.total = size, total
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in range(0, self.total, 2 * self.size):
+            yield list(range(first, first + self.size))
+
+
+class Endless:
+    """A batch sampler of the program's own that neither ends nor has a length."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in itertools.count(0, self.size):
+            yield [place % 20 for place in range(first, first + self.size)]
 
 
 class Forever:
@@ -112,6 +138,24 @@ def test_the_batches_of_the_program_s_own_sampler_are_turned(offset: DataOffset)
     assert offset.move(loader) == (2, 10)
 
 
+@pytest.mark.parametrize("share", [0.01, 0.26, 0.5, 0.9])
+def test_a_batch_sampler_whose_length_counts_samples_begins_at_a_share_of_its_batches(
+    offset: DataOffset, share: float
+) -> None:
+    offset.share = share
+    for size in (1, 2, 4):
+        found = samples(DataLoader(Numbers(64), batch_sampler=ByRank(size)))  # type: ignore[arg-type]
+        assert abs(found[0] - share * 64) <= 8
+        assert sorted(found) == [place for batch in ByRank(size) for place in batch]
+
+
+def test_a_batch_sampler_without_an_end_begins_at_the_same_sample_for_all_micro_batches(offset: DataOffset) -> None:
+    offset.of_stream = 8
+    for size in (1, 2, 4):
+        loader = DataLoader(Numbers(), batch_sampler=Endless(size))  # type: ignore[arg-type]
+        assert samples(itertools.islice(loader, 1))[0] == 8
+
+
 def test_a_sampler_that_repeats_torch_s_is_turned_within_each_epoch(offset: DataOffset) -> None:
     loader = DataLoader(Numbers(), batch_sampler=Forever(BatchSampler(SequentialSampler(range(20)), 4, False)))  # type: ignore[arg-type]
     taken = itertools.islice(loader, 10)
@@ -141,6 +185,11 @@ def test_a_stream_is_read_up_to_there_by_each_worker_its_part(
     loader = DataLoader(Stream(), 2, num_workers=workers, multiprocessing_context="fork" if workers else None)
     assert samples(itertools.islice(loader, 2)) == expected
     assert offset.move(loader) == (6, None)
+
+
+def test_a_stream_may_be_a_dataclass_which_has_no_hash(offset: DataOffset) -> None:
+    loader = DataLoader(dataclass(type("Plain", (Stream,), {}))(), 2)
+    assert samples(itertools.islice(loader, 1)) == [6, 7]
 
 
 def test_a_stream_that_is_shorter_begins_anew(offset: DataOffset) -> None:
