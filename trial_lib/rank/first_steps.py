@@ -320,9 +320,12 @@ def _corrections(optimizer: Any) -> list[float]:
     ]
     if not counts or not groups or "betas" not in groups[0]:
         return []
-    last, (first, second) = int(counts[0]), groups[0]["betas"]
-    steps = range(max(1, last - UPDATES + 1), last + 1)
-    return [math.sqrt(1.0 - second**step) / (1.0 - first**step) for step in steps]
+    # Other optimizers than Adam have three betas (Adan), or a beta of 1.
+    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+        last, (first, second) = int(counts[0]), groups[0]["betas"]
+        steps = range(max(1, last - UPDATES + 1), last + 1)
+        return [math.sqrt(1.0 - second**step) / (1.0 - first**step) for step in steps]
+    return []
 
 
 class FirstSteps:

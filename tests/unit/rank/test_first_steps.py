@@ -98,3 +98,9 @@ def test_a_change_that_is_not_finite_is_not_recorded(value: float, is_known: boo
     found = steps.over_ranks(engine)
     assert (found["weight_change"] is not None) is is_known
     assert found["gradient_norms"] == [value if is_known else 0.0] * first_steps.UPDATES
+
+
+@pytest.mark.parametrize("betas", [(0.98, 0.92, 0.99), None, (1.0, 0.9)])
+def test_an_optimizer_with_other_betas_than_adam_s_has_no_corrections(betas: Any) -> None:
+    optimizer: Any = SimpleNamespace(state={"weight": {"step": 3}}, param_groups=[{"betas": betas}])
+    assert first_steps._corrections(optimizer) == []
