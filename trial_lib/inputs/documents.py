@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -93,13 +94,14 @@ def edited(text: str, path: str, changes: Mapping[Key, Any], shared: bool = Fals
     content = read_document(text, path)
     for key, value in changes.items():
         before = value_at(content, key)
-        new = str(value) if isinstance(before, str) and type(value) in (int, float) else value
+        new = str(value) if type(value) in (int, float) and _is_quoted_number(before) else value
         wanted = copy.deepcopy(content)
         try:
             _set(wanted, key, new)
             text = _toml_with(text, key, new) if path.endswith(".toml") else _with(text, key, new, path)
             content = wanted if shared else read_document(text, path)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+            # JSON may have keys that YAML refuses, such as one of a thousand characters.
             content = None
         if content != wanted:
             raise InputError(
@@ -108,6 +110,14 @@ def edited(text: str, path: str, changes: Mapping[Key, Any], shared: bool = Fals
                 remedy="Write it as a value of its own, without an alias.",
             )
     return text
+
+
+def _is_quoted_number(value: Any) -> bool:
+    # Text such as "auto" gives way to a number.
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def _set(content: Any, key: Key, value: Any) -> None:

@@ -64,6 +64,19 @@ def test_an_empty_value_is_filled() -> None:
     assert edited("zero:\nlr: 1\n", "c.yaml", {("zero", "stage"): 2}) == 'zero: {"stage": 2}\nlr: 1\n'
 
 
+@pytest.mark.parametrize(
+    ("path", "before", "after"),
+    [("ds.json", '{"size": "auto"}', '{"size": 5000}'), ("c.yaml", "size: auto\n", "size: 5000\n")],
+)
+def test_a_number_in_the_place_of_auto_is_no_text(path: str, before: str, after: str) -> None:
+    assert edited(before, path, {("size",): 5000}) == after
+
+
+def test_json_that_is_no_yaml_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InputError, match="size cannot be changed"):
+        edited(json.dumps({"k" * 2000: 1, "size": 2}), "ds.json", {("size",): 5000})
+
+
 def test_an_alias_is_replaced_where_it_stands() -> None:
     before = "base: &size 4\ntrain: *size  # of a device\neval: *size\n"
     after = edited(before, "conf.yaml", {("train",): 16})
