@@ -72,6 +72,8 @@ def _defaults(folder: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError) as error:
         say(f"note: {file} gives no defaults: {error}")
         return {}
+    if not isinstance(given, dict):
+        raise InputError("it is no table.", where=f"{file}: tool.zerotune", remedy="Write [tool.zerotune] above flags.")
     taken = {name: {each.name for each in command.params if each.name} for name, command in cli.commands.items()}
     names = {str(key).replace("-", "_"): value for key, value in given.items()}
     unknown = sorted(names.keys() - set().union(*taken.values()))

@@ -205,14 +205,15 @@ def test_a_project_s_defaults_stand_behind_what_is_typed(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("max-hours = 1", "no command has the flag --max-hours"),
-        ("max-minutes = 'long'", "'long' is not a valid"),
+        ("[tool.zerotune]\nmax-hours = 1", "no command has the flag --max-hours"),
+        ("[tool.zerotune]\nmax-minutes = 'long'", "'long' is not a valid"),
+        ("tool.zerotune = 3", "it is no table"),
     ],
 )
 def test_a_project_s_wrong_default_gets_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
-    (tmp_path / "pyproject.toml").write_text(f"[tool.zerotune]\n{text}\n")
+    (tmp_path / "pyproject.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
     ended = CliRunner().invoke(cli, ["tune", "--", "python", "train.py"])
     assert ended.exit_code == 2
