@@ -4,6 +4,7 @@ They are written into the new study's folder. A resumed study sees them whatever
 """
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,7 +178,9 @@ def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> EarlierCon
 
 def _brief(trial: KnownTrial) -> KnownTrial:
     # A trial without the parts that only its own study uses.
-    brief = replace(trial.result, profile=None, program=None, step_times=[], losses=[], logs=[], imported=[])
+    unused: dict[str, Any] = {"profile": None, "program": None, "weight_change": None}
+    unused |= {name: [] for name in ("step_times", "losses", "gradient_norms", "logs", "imported")}
+    brief = replace(trial.result, **unused)
     return KnownTrial(candidate=trial.candidate, result=brief)
 
 
@@ -392,7 +395,7 @@ def since_last(
     # Whatever has changed: a fall counts from the best level since the last one that was told.
     held = _since_regression(earlier)
     levels = [*(_throughputs(study.best.trials) for study in held), values[0]]
-    fall = largest_fall(levels, unknown)
+    fall = largest_fall(levels, with_data(unknown, levels))
     is_regression = fall.ratio.high < 1.0 and fall.ratio.value <= 1.0 - _NEGLIGIBLE
     if is_regression:
         ratio, reference = fall.ratio, list(held[fall.first : fall.begin])
@@ -409,6 +412,15 @@ def since_last(
         is_regression=is_regression,
         changes=tuple(fingerprint.changes_since(reference[-1].fingerprint)),
     )
+
+
+def with_data(unknown: float, levels: Sequence[Sequence[float]]) -> float:
+    """What a level may differ from night to night, as a share, beside what the machine does.
+
+    Each round has other data, and a study may have other rounds than the next.
+    """
+    scatters = [statistics.variance(map(math.log, values)) / len(values) for values in levels if len(values) > 1]
+    return math.sqrt(unknown**2 + (statistics.fmean(scatters) if scatters else 0.0))
 
 
 def _since_regression(studies: Sequence[EarlierStudy]) -> Sequence[EarlierStudy]:

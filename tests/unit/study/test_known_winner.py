@@ -1,5 +1,7 @@
 """A study that learns: what it confirms, when it ends early, and what its search starts from."""
 
+import math
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +9,13 @@ from pathlib import Path
 import pytest
 from simulated_studies import BASE, CutShortError, Experiment, larger_is_faster
 
+from zerotune.trial_lib.messages.statistics import largest_fall
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.study.arguments import StudyTime
 from zerotune.trial_lib.study.confirm import answer_of, since_last_study, starting_from
 from zerotune.trial_lib.study.driver import StudyDriver
+from zerotune.trial_lib.study.earlier import with_data
 
 
 @pytest.fixture
@@ -269,3 +273,13 @@ def test_a_study_that_is_cut_short_is_resumed_as_if_it_had_not_been(
     assert kinds == [Purpose.PROFILE, Purpose.CONFIRM, Purpose.SUBMITTED, Purpose.SEARCH]
     assert answer is not None
     assert study.record.regression
+
+
+def test_rounds_of_other_data_are_no_regression() -> None:
+    """Four rounds of one night, and five others of the next, on a GPU whose machine differs by nothing."""
+    draws, alarms = random.Random(3), 0
+    for _ in range(200):
+        nights = [[math.exp(draws.gauss(0.0, 0.1)) for _ in range(rounds)] for rounds in (4, 5)]
+        fall = largest_fall(nights, with_data(0.01, nights)).ratio
+        alarms += fall.high < 1.0 and fall.value < 0.98
+    assert alarms <= 4
