@@ -45,6 +45,15 @@ def test_two_micro_batches_train_on_the_same_samples_in_a_round_and_on_others_in
 
 
 @pytest.mark.devices(2)
+def test_a_program_that_is_shorter_than_the_window_is_measured_to_its_end(trials: Any) -> None:
+    plan = trials.plan("lengths.py", "--samples", "80", "--steps", "1", slots=2, micro_batch=2)
+    window = StepWindow(start_step=3, end_step=102, max_steps=100, least_steps=3)
+    result: TrialResult = trials.start(replace(plan, window=window, data_offset=0.5)).result()
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert result.metrics["measured_steps"] == 80 // 4 - 2
+
+
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("order", ["bucketed", pytest.param("stream", marks=pytest.mark.long)])
 def test_other_data_are_moved_too(trials: Any, order: str) -> None:
     result = run(trials, order, 0.5, 2, 1)

@@ -71,11 +71,18 @@ class StepWindow:
     # given time.
     max_seconds: float = 0.5
     relative_error: float = 0.02  # a relative standard error of the mean step time that is small enough
+    # Counted steps that are enough if the program ends before `end_step`. None if it has to come so far.
+    least_steps: int | None = None
 
     @property
     def min_steps(self) -> int:
         """Counted steps before the first decision."""
         return self.end_step - self.start_step + 1
+
+    @property
+    def enough_at_end(self) -> int:
+        """Counted steps that are enough if the program ends."""
+        return self.min_steps if self.least_steps is None else min(self.least_steps, self.min_steps)
 
 
 # The work that a driver orders of a rank.

@@ -151,7 +151,7 @@ class EarlyFinish:
     def _hand_over(self, ends: list[RankEnd]) -> None:
         probe = self.probe
         counted, steps = min(end.counted for end in ends), min(end.steps for end in ends)
-        if counted < probe.window.min_steps:
+        if counted < probe.window.enough_at_end:
             elsewhere = probe.facts.found.steps_elsewhere
             reason = too_little_data(ends, probe.window.end_step, probe.batch)
             probe.refuse("out_of_data", f"{reason}{_another_trains(elsewhere)}" if elsewhere > steps else reason)
@@ -337,7 +337,7 @@ def install_own_ends(find: Callable[[], EarlyFinish]) -> None:
 
     def has_counted_enough() -> bool:
         probe = find().probe
-        return probe.progress["counted"] >= probe.window.min_steps
+        return probe.progress["counted"] >= probe.window.enough_at_end
 
     def close() -> None:
         finish = find()

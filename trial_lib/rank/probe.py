@@ -361,7 +361,7 @@ class Probe:
         """Measures the steps so far if they are enough, because the code may continue with another group."""
         if self.has_finished:
             self._finish(None)
-        if os.getpid() == self._process and len(self._counted.steps) >= self.window.min_steps:
+        if os.getpid() == self._process and len(self._counted.steps) >= self.window.enough_at_end:
             self._session.end_early()
 
     def _end_phase(self, name: str) -> None:

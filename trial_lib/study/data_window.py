@@ -47,6 +47,7 @@ class DataWindow:
     samples: int = 0  # over all ranks
     largest_batch: int = 0  # global, of the contenders
     throughput: float = 0.0  # of the fastest contender, in samples/s
+    slowest: float = 0.0  # likewise
 
     @classmethod
     def of(cls, readings: Sequence[tuple[Candidate, TrialResult]], varies: bool, round_s: float) -> "DataWindow":
@@ -58,19 +59,19 @@ class DataWindow:
         """
         batches = [global_batch(candidate) for candidate, _ in readings]
         results = [result for _, result in readings]
-        fastest = max(result.metrics.get("throughput", 0.0) for result in results)
-        none = cls(0, max(batches), fastest)
+        speeds = [result.metrics.get("throughput", 0.0) for result in results]
+        none = cls(0, max(batches), max(speeds), min(speeds))
         repeats = max(map(_period, results)) if len(set(batches)) == 1 else 0
         varies = varies or any(result.metrics.get("data_spread", 0.0) > 0.0 for result in results)
-        if not (varies or repeats) or not all(result.metrics.get("throughput") for result in results):
+        if not (varies or repeats) or not all(speeds):
             return none
-        seconds = sum(1 / result.metrics["throughput"] for result in results)
+        seconds = sum(1 / speed for speed in speeds)
         affordable = (round_s - sum(map(_before, results))) / seconds
         wanted = max(batch * _steps_wanted(result) for batch, result in zip(batches, results, strict=True))
         least = max(StepWindow().min_steps * max(batches), min(_LEAST_STEPS * batches[0], affordable))
-        together = math.lcm(*batches)
-        whole = max(1, repeats) * (together if together <= wanted else max(batches))
-        return replace(none, samples=math.ceil(max(least, min(wanted, affordable)) / whole) * whole)
+        samples, together = max(least, min(wanted, affordable)), math.lcm(*batches)
+        whole = max(1, repeats) * (together if together <= samples else max(batches))
+        return replace(none, samples=math.ceil(samples / whole) * whole)
 
     def more_seconds(self, result: TrialResult) -> float:
         """What a trial takes longer than this reading of its configuration did."""
@@ -81,15 +82,20 @@ class DataWindow:
         """The plan of a confirming trial of a round, whose data begin as `offset_of_round` says."""
         share = offset_of_round(seed, number)
         replicas = plan.candidate.data_parallel_size or plan.candidate.slots
-        moved = replace(plan, data_offset=share, stream_offset=int(share * _STREAM_S * self.throughput / replicas))
+        # Whole steps, so that all batches of a batch sampler begin there.
+        step = max(1, self.largest_batch // replicas)
+        steps = int(share * _STREAM_S * self.throughput / replicas / step)
+        moved = replace(plan, data_offset=share, stream_offset=steps * step)
         if not self.samples:
             return moved
         batch = global_batch(plan.candidate)
         # All begin to count at the same sample. A smaller batch warms up in more steps.
         start = 1 + round((plan.window.start_step - 1) * self.largest_batch / batch)
         steps = max(1, round(self.samples / batch))
-        window = replace(plan.window, start_step=start, end_step=start + steps - 1, max_steps=steps)
-        more = _PATIENCE * (window.end_step - plan.window.end_step) * batch / self.throughput
+        # A program may be shorter than that, and ends at the same sample for all.
+        least = plan.window.min_steps
+        window = replace(plan.window, start_step=start, end_step=start + steps - 1, max_steps=steps, least_steps=least)
+        more = _PATIENCE * (window.end_step - plan.window.end_step) * batch / self.slowest
         return replace(moved, window=window, deadline_s=plan.deadline_s + max(0.0, more))
 
     def note(self, results: Sequence[TrialResult]) -> str:
@@ -98,21 +104,25 @@ class DataWindow:
         if not counted:
             return ""
         samples, last = round(max(map(_samples, counted))), counted[-1]
-        if any(result.data_offset is None for result in counted):
+        is_stream = last.data_places is None
+        read = max(result.data_offset or 0 for result in counted)
+        if any(result.data_offset is None for result in counted) or (is_stream and not read):
             return (
                 "The program's data could not be moved, so every round trained on the first ones. The gain holds for "
                 f"its first {samples:,} samples."
             )
-        where = "of the data"
-        if last.data_places is None:
-            read = max(result.data_offset or 0 for result in counted)
-            where = f"among the first {read:,} that a rank reads of a stream, and the gain holds for those"
+        where = "each round trained on other samples of the data"
+        if is_stream:
+            where = (
+                f"a round began among the first {read:,} that a rank reads of a stream. So rounds may share samples, "
+                "and the gain holds for these first ones"
+            )
         if not self.samples:
-            return f"Each round trained on other samples {where}."
+            return f"{where[0].upper()}{where[1:]}."
         took = quantity(statistics.fmean(sum(result.step_times) for result in counted), "s")
         return (
             f"Steps differ with their data. So all trials of a round counted the same {samples:,} samples ({took} of "
-            f"yours), and each round had other ones {where}."
+            f"yours), and {where}."
         )
 
 

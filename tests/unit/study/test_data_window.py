@@ -53,7 +53,10 @@ def test_where_they_do_all_count_the_same_samples(members: Any, varies: bool) ->
     data = DataWindow.of(members, varies, round_s=60.0)
     assert data.samples >= 16 * 32
     windows = [data.in_round(plan(one), 42, 0).window for one, _ in members]
-    assert windows[0] == windows[1] == StepWindow(3, 2 + data.samples // 32, max_steps=data.samples // 32)
+    steps = data.samples // 32
+    assert windows[0] == windows[1] == StepWindow(3, 2 + steps, max_steps=steps, least_steps=3)
+    # Of a program that ends before.
+    assert (windows[0].min_steps, windows[0].enough_at_end) == (steps, 3)
 
 
 def test_more_scatter_needs_a_longer_window_within_the_seconds_of_a_round() -> None:
@@ -87,6 +90,25 @@ def test_with_a_freed_batch_all_count_from_the_same_sample_on() -> None:
     assert counted[0] == counted[1]
 
 
+def test_a_slow_contender_has_the_time_for_its_window() -> None:
+    slow, fast = (candidate(2, 8), reading([4.0] * 5, 32, 0.5)), (candidate(16), reading([0.2] * 5, 32, 0.5))
+    data = DataWindow.of([slow, fast], varies=True, round_s=450.0)
+    assert data.in_round(plan(slow[0]), 42, 0).deadline_s > 4.0 * data.samples / 32
+
+
+def test_a_stream_begins_after_whole_steps() -> None:
+    data = DataWindow.of(STEADY, varies=False, round_s=60.0)
+    offsets = {data.in_round(plan(one), 42, number).stream_offset for one, _ in STEADY for number in range(8)}
+    assert len(offsets) > 4
+    assert all(offset % 16 == 0 for offset in offsets)
+
+
+def test_batches_without_a_small_common_multiple_cost_no_more_than_a_round_may() -> None:
+    sizes = (53, 59, 61)
+    members = [(candidate(size), reading([size / 1000] * 5, 2 * size, 0.5)) for size in sizes]
+    assert DataWindow.of(members, varies=True, round_s=20.0).samples < 10_000
+
+
 def plan(one: Candidate) -> TrialPlan:
     """Of which only what concerns the data matters."""
     needless = {each.name: None for each in fields(TrialPlan) if each.default is MISSING is each.default_factory}
@@ -101,4 +123,6 @@ def test_the_answer_says_where_the_data_come_from() -> None:
     assert DataWindow().note([moved, stays]).endswith("The gain holds for its first 640 samples.")
     stream = replace(moved, data_places=None)
     assert "the first 300 that a rank reads of a stream" in DataWindow().note([stream])
+    # So few that no step of it is trained on in the time that reading them may take.
+    assert "could not be moved" in DataWindow().note([replace(stream, data_offset=0)])
     assert DataWindow().note([]) == ""
