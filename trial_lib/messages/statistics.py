@@ -49,6 +49,7 @@ class Ratio:
     value: float  # over all rounds
     low: float  # the interval's lower end; 0 for a single round
     high: float  # its upper end; infinite for a single round
+    freedom: int = 0  # degrees of freedom of the noise that the interval is of, if rounds have shown it
 
     @property
     def spread(self) -> float:
@@ -91,11 +92,11 @@ def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: floa
         mean, half = math.log(sum(times[reference]) / sum(times[name])), math.inf
         if count > 1:
             half = t_quantile(1.0 - error / 2.0, freedom) * math.sqrt(max(shared, variances[name]) / count)
-        found[name] = Ratio(math.exp(mean), _exp(mean - half), _exp(mean + half))
+        found[name] = Ratio(math.exp(mean), _exp(mean - half), _exp(mean + half), freedom)
     return found
 
 
-def chance_to_tell(gain: Ratio, rounds: int, later: int, others: int, error: float, worth: float) -> float:
+def chance_to_tell(gain: Ratio, rounds: int, later: int, error: float, worth: float) -> float:
     """Returns the probability that after more rounds the interval of a gain is above 1, or below a gain of any worth.
 
     It follows from the effect and the noise that these rounds have shown, and from nothing known beforehand.
@@ -103,11 +104,10 @@ def chance_to_tell(gain: Ratio, rounds: int, later: int, others: int, error: flo
     Args:
         gain: of `rounds` rounds, at least two.
         later: the number of all rounds then.
-        others: how many things are compared with the reference.
         error: of the interval, now and then.
     """
-    freedom, noise = others * (rounds - 1), _noise_of_a_round(gain, rounds, others, error)
-    half = t_quantile(1.0 - error / 2.0, others * (later - 1)) * noise / math.sqrt(later)
+    freedom, noise = gain.freedom, _noise_of_a_round(gain, rounds, error)
+    half = t_quantile(1.0 - error / 2.0, _freedom_of(gain, rounds, later)) * noise / math.sqrt(later)
     between = noise * math.sqrt(1 / rounds - 1 / later)  # this mean and the later one
 
     def above(bound: float) -> float:
@@ -117,7 +117,7 @@ def chance_to_tell(gain: Ratio, rounds: int, later: int, others: int, error: flo
     return min(1.0, above(half) + 1.0 - above(math.log(worth) - half))
 
 
-def rounds_to_tell(gain: Ratio, rounds: int, others: int, error: float, worth: float, most: int) -> int:
+def rounds_to_tell(gain: Ratio, rounds: int, error: float, worth: float, most: int) -> int:
     """Returns how many more rounds probably tell the same, if the true gain is the one that these rounds have shown.
 
     Probably: in at least 80 of 100 cases. More than `most` if not even those suffice. The other arguments are those of
@@ -125,20 +125,25 @@ def rounds_to_tell(gain: Ratio, rounds: int, others: int, error: float, worth: f
     """
     sure = statistics.NormalDist().inv_cdf(0.8)
     # The noise itself is known from a few rounds only.
-    noise = _noise_of_a_round(gain, rounds, others, error) * (1.0 + sure / math.sqrt(2.0 * others * (rounds - 1)))
+    noise = _noise_of_a_round(gain, rounds, error) * (1.0 + sure / math.sqrt(2.0 * gain.freedom))
     distance = max(math.log(gain.value), math.log(worth / gain.value))
     more = 1
     while more <= most:
-        half = t_quantile(1.0 - error / 2.0, others * (rounds + more - 1)) * noise / math.sqrt(rounds + more)
+        freedom = _freedom_of(gain, rounds, rounds + more)
+        half = t_quantile(1.0 - error / 2.0, freedom) * noise / math.sqrt(rounds + more)
         if half + sure * noise * math.sqrt(more) / (rounds + more) <= distance:
             break
         more += max(1, more // 10)
     return more
 
 
-def _noise_of_a_round(gain: Ratio, rounds: int, others: int, error: float) -> float:
-    half = t_quantile(1.0 - error / 2.0, others * (rounds - 1))
-    return math.log(gain.high / gain.value) / half * math.sqrt(rounds)
+def _noise_of_a_round(gain: Ratio, rounds: int, error: float) -> float:
+    return math.log(gain.high / gain.value) / t_quantile(1.0 - error / 2.0, gain.freedom) * math.sqrt(rounds)
+
+
+def _freedom_of(gain: Ratio, rounds: int, later: int) -> int:
+    # The degrees of freedom after more rounds, in which the things vary together as in these.
+    return gain.freedom * (later - 1) // (rounds - 1)
 
 
 def _added_by_each(seconds: Sequence[float]) -> list[float]:

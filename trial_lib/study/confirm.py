@@ -232,6 +232,8 @@ def cut_short(driver: StudyDriver) -> str:
     confirmation = confirmation_of(driver)
     if confirmation is None or confirmation.next is None:
         return ""
+    if driver.time.is_over:
+        confirmation.end_now()
     rounds = f"{confirmation.rounds} complete round{'' if confirmation.rounds == 1 else 's'}"
     return f"The confirmation was cut after {rounds}, because {_why_over(driver)}."
 

@@ -217,8 +217,11 @@ class Confirmation:
         own = self._living_own
         if contender.rounding is not None and own is not None:
             if not self._is_measured(result) and contender.candidate != own.candidate:
-                # The user's other settings may leave no room for that micro-batch.
-                self._queue.append(replace(contender, candidate=own.candidate))
+                # The user's other settings may leave no room for that micro-batch. A mean over tokens changes more from
+                # half of yours than to any larger one.
+                half = _cut_in_half(own.candidate)
+                next_one = own.candidate if contender.candidate == half else half
+                self._queue.append(replace(contender, candidate=next_one))
                 return
             self._again = self._results[own.key][-1], result
         self._results.setdefault(contender.key, []).append(result)
@@ -235,11 +238,14 @@ class Confirmation:
 
     def end_now(self) -> None:
         """Without time for more, ends it with its complete rounds if they are enough for (wide) intervals."""
-        if self.next is None or self._round < _FEWEST_ROUNDS:
+        # A round is complete without the trial in other rounding.
+        is_complete = all(one.rounding is not None for one in self._queue)
+        if self.next is None or self._round + is_complete < _FEWEST_ROUNDS:
             return
-        for contender in self._with_own(self._live):
+        for contender in () if is_complete else self._with_own(self._live):
             if contender not in self._queue:
                 self._results[contender.key].pop()
+        self._round += is_complete
         self._queue.clear()
         self._leave_out_other_training()
 
@@ -308,12 +314,13 @@ class Confirmation:
         # The user's configuration with the micro-batch of the best candidate, if the profile has not shown that the
         # micro-batch makes no difference. A mean over tokens weighs them by it, and a candidate may differ as much.
         other = next((one.candidate for one in self._live if not cuts_alike(one.candidate, own)), None)
-        is_row_wise = self.across is not None and not self.across.kind and not self.across.undecided
-        if other is None or is_row_wise or global_batch(other) != global_batch(own):
+        if other is None or self._is_row_wise or global_batch(other) != global_batch(own):
             return own
-        names = ("micro_batch_size", "gradient_accumulation_steps")
-        # A copy would keep the settings that are derived from the old ones.
-        return Candidate.model_validate({**own.model_dump(), **{name: getattr(other, name) for name in names}})
+        return _cut(own, other.micro_batch_size, other.gradient_accumulation_steps)
+
+    @property
+    def _is_row_wise(self) -> bool:
+        return self.across is not None and not self.across.kind and not self.across.undecided
 
     def _end_round(self) -> None:
         self._round += 1
@@ -346,7 +353,7 @@ class Confirmation:
         if best.low > 1.0:
             enough = max(_PRECISE, _PRECISE_FOR_THE_GAIN * (best.value - 1.0))
             return best.spread <= enough or next_look * self._cost(self._live) > self._share_s
-        chance = chance_to_tell(best, self._round, self._looks[-1], len(self._live), self._error, _WORTH)
+        chance = chance_to_tell(best, self._round, self._looks[-1], self._error, _WORTH)
         return best.high < _WORTH or chance < _HOPELESS
 
     # -- contenders --------------------------------------------------------------------------------------------
@@ -390,12 +397,19 @@ class Confirmation:
         own = self._living_own
         if own is None:
             return LossAgreement(is_compared=False, agrees=True, sentence="")
-        return compare(self._course(own), self._course(contender), self._again)
+        return compare(self._course(own), self._course(contender), self._again_for(own, contender))
 
     def agreement(self, *pair: tuple[Contender, Sequence[TrialResult]]) -> LossAgreement:
         """Whether two configurations train alike, by their results in the same rounds."""
         one, other = (self._course(contender, results) for contender, results in pair)
-        return compare(one, other, self._again)
+        return compare(one, other, self._again_for(*(contender for contender, _ in pair)))
+
+    def _again_for(self, one: Contender, other: Contender) -> tuple[TrialResult, TrialResult] | None:
+        # None if it has only your cut, and another one may train otherwise by more than rounding.
+        again = self._again
+        if again is None or self._is_row_wise or cuts_alike(one.candidate, other.candidate):
+            return again
+        return None if again[0].config_hash == again[1].config_hash else again
 
     def _course(self, contender: Contender, measured: Sequence[TrialResult] = ()) -> LossCourse:
         results = measured or self._results[contender.key][-self._round :]
@@ -445,7 +459,7 @@ class Confirmation:
         best = max(gains.values(), key=lambda gain: gain.value)
         if best.high < _WORTH or self._round < _FEWEST_ROUNDS:
             return 0
-        return rounds_to_tell(best, self._round, len(self._live), self._error, _WORTH, MOST_FORESEEN)
+        return rounds_to_tell(best, self._round, self._error, _WORTH, MOST_FORESEEN)
 
     def _seconds_of_a_round(self) -> float:
         contenders = self._with_own(self._live)
@@ -475,6 +489,22 @@ class Confirmation:
             return False, -confirmed.gain.value
         sign = 1.0 if SEARCH_METRICS[self._metric].smaller_is_better else -1.0
         return False, sign * confirmed.metrics[self._metric]
+
+
+def _cut(own: Candidate, size: int, steps: int) -> Candidate:
+    # The user's configuration with another cut of the batch. A copy would keep the settings derived from the old one.
+    return Candidate.model_validate(
+        {**own.model_dump(), "micro_batch_size": size, "gradient_accumulation_steps": steps}
+    )
+
+
+def _cut_in_half(own: Candidate) -> Candidate:
+    # With half of its micro-batch or less. The next larger one if there is no such.
+    size, samples = own.micro_batch_size, own.micro_batch_size * own.gradient_accumulation_steps
+    sizes = [each for each in range(1, samples + 1) if samples % each == 0]
+    larger = min((each for each in sizes if each > size), default=size)
+    cut = max((each for each in sizes if 2 * each <= size), default=larger)
+    return _cut(own, cut, samples // cut)
 
 
 def rounding_advice(own: Contender, other: Contender) -> str:

@@ -166,7 +166,7 @@ def compare(own: LossCourse, other: LossCourse, again: tuple[TrialResult, TrialR
     if not _start_alike((*own.weights, *other.weights)):
         return _from_other_weights(own, other, tolerance, *drawn)
     # Step by step, as they are and without the program's own factor.
-    factors = list(dict.fromkeys((1.0, _factor(own.candidate, other.candidate, theirs[0], ours[0]))))
+    factors = list(dict.fromkeys((1.0, _factor(_steps_ratio(own, other), theirs[0], ours[0]))))
     apart = [_first_apart(_times(theirs, factor), ours, tolerance) for factor in factors]
     if None in apart:
         factor = factors[apart.index(None)]
@@ -239,11 +239,13 @@ def _weighed(
 
 
 def _cut_factor(again: tuple[TrialResult, TrialResult], own: LossCourse, other: LossCourse) -> float | None:
-    # The program's own factor, if the second trial cuts the batch as the candidate does; None if it cuts as yours does.
+    # The program's own factor, if the second trial cuts the batch otherwise; None if it cuts as yours does.
     if again[0].config_hash == again[1].config_hash:
         return None
-    first = [each.losses[:1] for each in again]
-    return _factor(own.candidate, other.candidate, *first) if all(first) else 1.0
+    first, sizes = [each.losses[:1] for each in again], [each.micro_batch_arrived or 0 for each in again]
+    # It may be cut in a third way.
+    ratio = sizes[0] / sizes[1] if all(sizes) else _steps_ratio(own, other)
+    return _factor(ratio, *first) if all(first) else 1.0
 
 
 def _power(own: LossCourse, other: LossCourse, found: WeightVerdict) -> str:
@@ -276,7 +278,7 @@ def _sized(own: LossCourse, other: LossCourse, agreed: LossAgreement) -> LossAgr
 def _from_other_weights(
     own: LossCourse, other: LossCourse, tolerance: _Tolerance, theirs: _Steps, ours: _Steps
 ) -> LossAgreement:
-    factor = _factor(own.candidate, other.candidate, theirs[0], ours[0])
+    factor = _factor(_steps_ratio(own, other), theirs[0], ours[0])
     expected = _times(theirs, factor)
     gap = abs(fmean(expected[0]) - fmean(ours[0]))
     faster = max(_learnt(expected), _learnt(ours)) / 2.0
@@ -319,9 +321,12 @@ def _start_alike(weights: Sequence[Sequence[float]]) -> bool:
     return all(abs(value - first) <= _SAME_WEIGHTS * math.sqrt(max(square, first_square)) for value, square in weights)
 
 
-def _factor(own: Candidate, candidate: Candidate, theirs: Sequence[float], ours: Sequence[float]) -> float:
-    # The factor by which the program's losses change with the accumulation, from step 1.
-    ratio = candidate.gradient_accumulation_steps / own.gradient_accumulation_steps
+def _steps_ratio(own: LossCourse, other: LossCourse) -> float:
+    return other.candidate.gradient_accumulation_steps / own.candidate.gradient_accumulation_steps
+
+
+def _factor(ratio: float, theirs: Sequence[float], ours: Sequence[float]) -> float:
+    # The factor by which the program's losses change with the accumulation, in such a ratio, from step 1.
     wanted, found = fmean(theirs), fmean(ours)
     factors = [ratio**power for power in _POWERS]
     return min(factors, key=lambda factor: abs(factor * wanted - found) / max(abs(factor * wanted), abs(found), 1e-300))

@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_the_chance_that_more_rounds_tell_is_how_often_they_do(later: int) -> No
         gain = draws.uniform(-0.3, 0.3)
         rounds = [{"own": 1.0, "a": math.exp(gain + draws.gauss(0, 0.1))} for _ in range(later)]
         before, after = ratios_to("own", rounds[:8], 0.01)["a"], ratios_to("own", rounds, 0.01)["a"]
-        foreseen += chance_to_tell(before, 8, later, 1, 0.01, 1.02)
+        foreseen += chance_to_tell(before, 8, later, 0.01, 1.02)
         told += after.low > 1.0 or after.high < 1.02
     assert foreseen / times == pytest.approx(told / times, abs=0.03)
 
@@ -87,9 +88,22 @@ def test_so_many_more_rounds_tell_in_80_of_100_cases_if_the_gain_is_what_it_seem
     for _ in range(300):
         rounds = some(8, gain)
         seen = ratios_to("own", rounds, 0.01)["a"]
-        more = rounds_to_tell(seen, 8, 1, 0.01, 1.02, most=1000)
+        more = rounds_to_tell(seen, 8, 0.01, 1.02, most=1000)
         if more <= 1000:
             later = ratios_to("own", [*rounds, *some(more, math.log(seen.value))], 0.01)["a"]
             told.append(later.low > 1.0 or later.high < 1.02)
     assert len(told) > 250
     assert sum(told) >= 0.8 * len(told)
+
+
+def test_noise_that_the_reference_brings_is_not_taken_for_more() -> None:
+    """Three ratios that vary together say no more than one, so as many rounds more are foreseen."""
+    draws = random.Random(8)
+    foreseen: dict[int, list[int]] = {1: [], 3: []}
+    for _ in range(200):
+        reference = [math.exp(draws.gauss(0, 0.05)) for _ in range(8)]
+        for count, more in foreseen.items():
+            things = {str(place): 1.0 + draws.gauss(0, 0.001) for place in range(count)}
+            gain = ratios_to("own", [{"own": own, **things} for own in reference], 0.01)["0"]
+            more.append(rounds_to_tell(gain, 8, 0.01, 1.02, most=1000))
+    assert statistics.median(foreseen[3]) == pytest.approx(statistics.median(foreseen[1]), rel=0.1)

@@ -510,22 +510,51 @@ def test_the_trial_in_other_rounding_has_the_candidate_s_micro_batch_unless_that
     assert rounded == [(micro_batch, micro_batch)]
 
 
-def test_where_your_other_settings_have_no_room_for_that_micro_batch_it_is_yours() -> None:
+@pytest.mark.parametrize(
+    ("most", "tried", "is_compared"), [(7, [8, 2], True), (1, [8, 2, 4], False)], ids=["half fits", "nothing else runs"]
+)
+def test_where_your_other_settings_have_no_room_for_that_micro_batch_it_is_half_of_yours(
+    most: int, tried: list[int], is_compared: bool
+) -> None:
+    """Your own cut alone would not show by how much a mean over tokens changes with another."""
     candidates = [contender("a", 180.0, 8), contender("b", 175.0, 8)]
     confirmation = Confirmation(OWN, candidates, "throughput", "cuda", 600.0)
-    change, measure = WeightChange(updates=3, modules=["head"], sums=[[1.0] * 8]), speeds(own=1.0, a=2.0, b=1.5)
+    measure = speeds(own=1.0, a=2.0, b=1.5)
+    changes = {4: 1.0, 8: 1.2, 2: 1.3}
     rounded = []
     while (candidate := confirmation.next) is not None:
-        rounding, outcome = confirmation.rounding, Outcome.COMPLETED
-        if rounding is not None:
-            rounded.append(candidate.micro_batch_size)
-            outcome = Outcome.OUT_OF_MEMORY if candidate.micro_batch_size == 8 else outcome
+        rounding, size = confirmation.rounding, candidate.micro_batch_size
         key = "own" if candidate is OWN.candidate or rounding is not None else "a"
         key = "b" if candidate is candidates[1].candidate else key
-        ended = replace(measure(key), rounding=rounding, weight_change=change, outcome=outcome)
-        confirmation.tell(ended if outcome is Outcome.COMPLETED else replace(ended, metrics={}))
-    assert rounded == [8, 4]
-    assert [one.verdict for one in confirmation.finding().candidates] == ["faster", "faster"]
+        change = WeightChange(updates=3, modules=["head"], sums=[[changes[size]] * 8])
+        ended = replace(measure(key), rounding=rounding, weight_change=change)
+        if rounding is not None:
+            rounded.append(size)
+            ended = replace(ended, config_hash=f"own of {size}") if size != 4 else ended
+        if rounding is not None and size > most and size != 4:
+            ended = replace(ended, outcome=Outcome.OUT_OF_MEMORY, metrics={})
+        confirmation.tell(ended)
+    assert rounded == tried
+    found = confirmation.finding().candidates
+    assert [one.verdict for one in found] == ["faster", "faster"]
+    assert ("the change of the weights was not compared" in found[0].losses) is not is_compared
+
+
+def test_without_time_for_the_trial_in_other_rounding_two_rounds_are_an_answer() -> None:
+    confirmation = Confirmation(OWN, [contender("a", 180.0)], "throughput", "cuda", 60.0)
+    change, measure = (
+        WeightChange(updates=3, modules=["head"], sums=[[1.0] * 8]),
+        speeds(own=100.0, a=180.0, noise=1e-3),
+    )
+    while confirmation.rounding is None:
+        key = "own" if confirmation.next is OWN.candidate else "a"
+        confirmation.tell(replace(measure(key), weight_change=change))
+    confirmation.end_now()
+    found = confirmation.finding()
+    assert found.rounds == 2
+    assert found.winner is not None
+    assert found.winner.verdict == "faster"
+    assert "was not measured in other rounding" in found.winner.losses
 
 
 def test_a_free_batch_needs_no_trial_in_other_rounding() -> None:
