@@ -233,7 +233,7 @@ def all_programs() -> list[Foreseeable]:
         _typed("any/accelerate_plugin.py", BY_ACCELERATE.format("accelerate_plugin.py"), _ANY),
         _typed("any/accelerate_saves.py", BY_ACCELERATE.format("accelerate_saves.py --output_dir out"), _ANY),
         _typed("any/accelerate_teacher.py", "torchrun --nproc_per_node=2 accelerate_teacher.py", _ANY),
-        _typed("lightning_model", "torchrun --nproc_per_node=2 train.py", PROGRAMS / "lightning_model", world=2),
+        _typed("examples/lightning", "torchrun --nproc_per_node=2 train.py", EXAMPLES / "lightning", world=2),
         _typed("for_cuda", "deepspeed --num_gpus 2 train.py", PROGRAMS / "for_cuda"),
         *_of_others(),
         _typed(

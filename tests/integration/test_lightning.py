@@ -19,7 +19,7 @@ TRAIN = ["python", "train.py", "--batch_size", "8", "--accumulate", "2"]
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path) -> Zerotune:
     zerotune = Zerotune(tmp_path, home)
-    zerotune.folder = PROGRAMS / "lightning_model"
+    zerotune.folder = PROGRAMS.parents[1] / "examples" / "lightning"
     (tmp_path / "code").mkdir()
     script = tmp_path / "code" / "train.py"
     script.write_text((zerotune.folder / "train.py").read_text())
@@ -56,3 +56,7 @@ def test_a_lightning_training_is_tuned_as_it_is_typed(zerotune: Zerotune) -> Non
     config = json.loads(study.paths.trial(submitted.number).ds_config.read_text())
     kept = [config.get(name) for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")]
     assert kept == [micro_batch, accumulation]
+    # Each round of the confirmation trains on other samples of Lightning's loader.
+    rounds = [result for result in study.results.values() if result.purpose is Purpose.CONFIRM]
+    assert all(result.data_places for result in rounds)
+    assert len({result.data_offset for result in rounds}) > 1

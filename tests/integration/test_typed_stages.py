@@ -180,7 +180,9 @@ def _small_gpt2(folder: Path) -> None:
 
 def _lightning_model(folder: Path) -> None:
     pytest.importorskip("lightning")
-    shutil.copytree(PROGRAMS / "lightning_model", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        PROGRAMS.parents[1] / "examples" / "lightning", folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
 
 
 BY_FIELDS = Way(

@@ -1,4 +1,4 @@
-"""A LightningModule under DeepSpeedStrategy, on processors: Lightning's own insists on CUDA."""
+"""Lightning with its DeepSpeed strategy: a regression on made-up numbers, on processors or GPUs."""
 
 import argparse
 
@@ -6,10 +6,11 @@ import lightning as L
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
+from torch.utils.data import DataLoader, TensorDataset
 
 
 class AnyDevice(DeepSpeedStrategy):
-    """DeepSpeedStrategy without its check for CUDA, as users of other devices write it."""
+    """Lightning's own strategy insists on CUDA. On GPUs `DeepSpeedStrategy` does as well."""
 
     @property
     def root_device(self) -> torch.device:
@@ -40,40 +41,25 @@ class Model(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-class Data(L.LightningDataModule):
-    def __init__(self, batch_size: int) -> None:
-        super().__init__()
-        self.batch_size = batch_size
-
-    def train_dataloader(self):
-        inputs = torch.randn(4096, 32)
-        return torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(inputs, inputs.mean(1, keepdim=True)), self.batch_size
-        )
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--stage", type=int, default=2)
-    args = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(0)
+    inputs = torch.randn(4096, 32)
+    loader = DataLoader(TensorDataset(inputs, inputs.mean(1, keepdim=True)), arguments.batch_size)
     trainer = L.Trainer(
-        accelerator="auto",
         devices=2,
-        strategy=AnyDevice(stage=args.stage),
+        strategy=AnyDevice(stage=arguments.stage),
+        accumulate_grad_batches=arguments.accumulate,
         max_steps=60,
-        accumulate_grad_batches=args.accumulate,
         enable_checkpointing=False,
         logger=False,
         enable_progress_bar=False,
     )
-    trainer.fit(Model(), Data(args.batch_size))
+    trainer.fit(Model(), loader)
     engine = trainer.strategy.deepspeed_engine
-    print(
-        "engine",
-        engine.train_micro_batch_size_per_gpu(),
-        engine.gradient_accumulation_steps(),
-        engine.train_batch_size(),
-    )
+    counts = engine.train_micro_batch_size_per_gpu, engine.gradient_accumulation_steps, engine.train_batch_size
+    print("engine", *(count() for count in counts))
