@@ -102,7 +102,8 @@ class DataOffset:
             return None, None
         if isinstance(loader.dataset, IterableDataset):
             context: Any = loader.multiprocessing_context or torch.multiprocessing
-            if loader.num_workers and context.get_start_method() != "fork":
+            # Without a batch size the stream gives batches, of which nobody knows how many samples they have.
+            if loader.batch_size is None or (loader.num_workers and context.get_start_method() != "fork"):
                 return None, None
             self._streams[loader.dataset] = self.of_stream
             return self.of_stream, None

@@ -192,6 +192,12 @@ def test_a_stream_may_be_a_dataclass_which_has_no_hash(offset: DataOffset) -> No
     assert samples(itertools.islice(loader, 1)) == [6, 7]
 
 
+def test_a_stream_of_batches_stays_because_other_micro_batches_would_begin_elsewhere(offset: DataOffset) -> None:
+    loader = DataLoader(Stream(), None)
+    assert [int(each) for each in itertools.islice(loader, 2)] == [0, 1]
+    assert offset.move(loader) == (None, None)
+
+
 def test_a_stream_that_is_shorter_begins_anew(offset: DataOffset) -> None:
     offset.of_stream = 26
     assert samples(itertools.islice(DataLoader(Stream(), 2), 1)) == [6, 7]
