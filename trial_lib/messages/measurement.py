@@ -210,6 +210,8 @@ class AcrossRows(ExactRecord):
     kind: str = ""
     names: list[str] = field(default_factory=list)  # classes of such layers, if they are known
     undecided: str = ""  # why the test is not complete, as a clause. Empty if it is.
+    # Whether the code computes its loss from the engine's outputs. A mean over unequal numbers would not show there.
+    is_outside: bool = False
     seconds: float = 0.0  # that the test has taken
 
     @property

@@ -160,9 +160,9 @@ class RowSurvey:
         self._seconds += time.monotonic() - started
         self.found = replace(self.found, seconds=self._seconds)
 
-    def _end(self, kind: str = "", names: Sequence[str] = (), undecided: str = "") -> None:
+    def _end(self, kind: str = "", names: Sequence[str] = (), undecided: str = "", is_outside: bool = False) -> None:
         self._is_over = True
-        self.found = AcrossRows(kind=kind, names=list(names), undecided=undecided)
+        self.found = AcrossRows(kind=kind, names=list(names), undecided=undecided, is_outside=is_outside)
 
     # -- the model ----------------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class RowSurvey:
         for each in losses if self._inside else []:
             gradients = torch.autograd.grad(each, self._inside, create_graph=True, allow_unused=True)
             of_rows += [pair for pair in zip(self._inside, gradients, strict=True) if pair[1] is not None]
-        self._end(*self._verdict(scalars, places, of_rows))
+        self._end(*self._verdict(scalars, places, of_rows), is_outside=bool(places))
 
     def _verdict(
         self, scalars: set[int], places: Sequence[int], of_rows: Sequence[tuple[torch.Tensor, torch.Tensor]]

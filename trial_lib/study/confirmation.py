@@ -320,7 +320,9 @@ class Confirmation:
 
     @property
     def _is_row_wise(self) -> bool:
-        return self.across is not None and not self.across.kind and not self.across.undecided
+        # Where lengths differ, one micro-batch may have texts of one length, and show no mean over tokens.
+        across = None if self._data_vary else self.across
+        return across is not None and not (across.kind or across.undecided or across.is_outside)
 
     def _end_round(self) -> None:
         self._round += 1

@@ -256,9 +256,10 @@ def micro_batch_advice(own: int, winner: int, across: AcrossRows | None = None) 
             f"their weights depend on the micro-batch, less in a larger one ({page})."
         )
     if across is not None and not across.undecided:
+        more = " A mean over unequal numbers that the code computes would not show." if across.is_outside else ""
         return (
             f"{changed} On one micro-batch of yours, no layer's output and no loss was found to depend on several "
-            f"samples at once. Random draws and rounding may still differ ({page})."
+            f"samples at once.{more} Random draws and rounding may still differ ({page})."
         )
     why = "" if across is None else f" The test of that is not complete: {across.undecided}."
     return (

@@ -26,6 +26,8 @@ _SECTIONS = (("bf16", "bfloat16"), ("fp16", "float16"), ("amp", "float16"), ("to
 # The spread is that of one pair. A module's has eight numbers. A second such spread is over three times the first in 1
 # of 370 cases (F distribution). The whole model's has many, and a factor of two is for roundings of another kind.
 _OF_MODULE, _OF_WHOLE = 3.0, 2.0
+# Times that, if the pair is of two cuts of the batch: what the samples of one step do differs from step to step.
+_OF_CUT = 2.0
 _NUMBERS = 8  # of a module
 # The least error of a gradient: a sum of a million terms in 32 bits, in another order, differs by the roundoff times
 # the root of their number. Adam turns an element the other way whose gradient is below its error e, a share of 0.8 e of
@@ -112,7 +114,7 @@ class Allowance:
     sizes: Sequence[float]
 
     @classmethod
-    def of(cls, spread: Gap, floor: float) -> "Allowance":
+    def of(cls, spread: Gap, floor: float, times: float = 1.0) -> "Allowance":
         # A frozen module has no spread. One whose gradients are nothing but rounding may differ from itself altogether.
         typical = median(list(filter(None, spread.by_module)) or [0.0])
         # In a small module an element that turns is rare, and may not have turned in the one pair.
@@ -120,11 +122,11 @@ class Allowance:
         # The sizes of two changes differ less than the changes: what is across them hardly counts.
         size = max(abs(spread.size), spread.whole / math.sqrt(_NUMBERS * len(modules)))
         return cls(
-            _OF_WHOLE * spread.whole + floor,
-            [_OF_MODULE * each + floor for each in modules],
-            _OF_WHOLE * size + floor,
+            times * _OF_WHOLE * spread.whole + floor,
+            [times * _OF_MODULE * each + floor for each in modules],
+            times * _OF_WHOLE * size + floor,
             [
-                _OF_MODULE * max(abs(own), each / math.sqrt(_NUMBERS)) + floor
+                times * _OF_MODULE * max(abs(own), each / math.sqrt(_NUMBERS)) + floor
                 for own, each in zip(spread.sizes, modules, strict=True)
             ],
         )
@@ -197,7 +199,8 @@ def judge(
         turned = 0.0 if kind == "momenta" or changes[0].is_linear else math.sqrt(_TURNED * error)
         own_factors = [1.0] if kind == "sums" else [cut_factor or 1.0, 1.0]
         spreads = [Gap.between(_times(rows[-2:-1], each), rows[-1:], names) for each in own_factors]
-        allowance = Allowance.of(min(spreads, key=lambda gap: gap.whole), floor + turned)
+        times = 1.0 if cut_factor is None else _OF_CUT
+        allowance = Allowance.of(min(spreads, key=lambda gap: gap.whole), floor + turned, times)
         # Clipping takes the program's factor away.
         faults = [allowance.fault(Gap.between(_times(mine, each), its, names), what) for each in factors]
         fault = fault or (faults[0] if all(faults) else "")

@@ -185,9 +185,10 @@ def test_a_loss_of_rows_alone_is_none(name: str, rows: int, where: str) -> None:
     features, labels = labelled(rows)
     if where == "inside":
         found = surveyed(WithLoss(mlp(nn.Dropout(0.2)), lambda outputs, _: ALONE[name](outputs)), (features, labels))
-        assert (found.kind, found.undecided) == ("", ""), found
+        assert (found.kind, found.undecided, found.is_outside) == ("", "", False), found
     else:
         found = surveyed(mlp(nn.Dropout(0.2)), (features,), ALONE[name])
+        assert found.is_outside
         # A loss without curvature may compare rows or not.
         assert (found.kind, bool(found.undecided)) == ("", name == "absolute"), found
 

@@ -493,9 +493,10 @@ def test_where_weights_are_compared_the_user_s_own_runs_once_more_in_other_round
         (None, 8),
         (AcrossRows(undecided="the loss is computed outside the engine"), 8),
         (AcrossRows(kind="unequal"), 8),
+        (AcrossRows(is_outside=True), 8),
         (AcrossRows(), 4),
     ],
-    ids=["untested", "undecided", "a mean over tokens", "row by row"],
+    ids=["untested", "undecided", "a mean over tokens", "outside the engine", "row by row"],
 )
 def test_the_trial_in_other_rounding_has_the_candidate_s_micro_batch_unless_that_is_known_to_make_no_difference(
     across: AcrossRows | None, micro_batch: int
