@@ -136,8 +136,9 @@ def _plain(value: Any) -> Any:
         return value
     if type(value).__module__ == "torch":
         return str(value)
-    # An object without attributes has nothing but an address.
-    return _plain(vars(value)) if hasattr(value, "__dict__") else type(value).__name__
+    # What others have put there, such as an `mpu`, may hold the model, and lead back to itself.
+    is_deepspeeds = type(value).__module__.partition(".")[0] == "deepspeed" and hasattr(value, "__dict__")
+    return _plain(vars(value)) if is_deepspeeds else type(value).__name__
 
 
 def formats(engine: Any) -> set[str]:

@@ -1,12 +1,14 @@
 """What a rank notes of its memory, on a device whose figures the test makes up."""
 
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from zerotune.trial_lib.rank.device import CpuDevice
-from zerotune.trial_lib.rank.memory import RankMemory
+from zerotune.trial_lib.rank.memory import RankMemory, in_force
 
 
 class Gpu:
@@ -106,3 +108,12 @@ def test_what_comes_after_the_end_is_in_no_figure(gpu: Any) -> None:
     gpu.retries = 3
     memory.step_ended(gpu, counts=True)
     assert memory.figures(gpu) == figures
+
+
+def test_an_engines_configuration_is_plain_whatever_its_user_put_there() -> None:
+    class Groups:
+        def __init__(self) -> None:
+            self.me = self
+
+    engine = SimpleNamespace(_config=SimpleNamespace(zero={"stage": 2}, mpu=Groups(), dtype=torch.bfloat16))
+    assert in_force(engine) == {"zero": {"stage": 2}, "mpu": "Groups", "dtype": "torch.bfloat16"}
