@@ -219,8 +219,11 @@ def test_prefect_holds_one_final_task_run_for_each_trial_named_for_its_candidate
         "select name, state_type, state_name from task_run where flow_run_id = ? and name like 'trial-%'"
     )
     names = CandidateNames()
-    labels = {asked.number: asked.purpose.label(names.of(asked.candidate)) for asked in ran.study.asked}
-    assert (labels[0], labels[1]) == ("profile", "submitted")
+    labels = {
+        asked.number: asked.purpose.label(names.of(asked.candidate, asked.purpose is Purpose.SUBMITTED))
+        for asked in ran.study.asked
+    }
+    assert (labels[0], labels[1]) == ("profile", "yours")
     assert sorted(name for name, _, _ in rows) == [f"trial-{number:04d}-{label}" for number, label in labels.items()]
     outcomes = {number: result.outcome.value for number, result in ran.study.results.items()}
     assert {int(name[6:10]): state.lower().replace(" ", "_") for name, _, state in rows} == outcomes

@@ -146,6 +146,9 @@ class Withdrawal(str, Enum):
     ENDED = "ended"
 
 
+YOURS = "yours"  # the short name of the user's configuration
+
+
 class Purpose(str, Enum):
     """Why a trial runs."""
 
@@ -156,9 +159,10 @@ class Purpose(str, Enum):
     RECORD = "record"
 
     def label(self, name: str) -> str:
+        """`name` is the candidate's in the study. The user's own has one name, whatever a trial of it is for."""
         if self is Purpose.CONFIRM:
             return f"confirm-{name}"
-        return self.value if self in (Purpose.PROFILE, Purpose.SUBMITTED) else name
+        return "profile" if self is Purpose.PROFILE else YOURS if self is Purpose.SUBMITTED else name
 
 
 # A field that accepts the names in a table. Prefect's form offers them as a choice.

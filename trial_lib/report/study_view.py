@@ -105,7 +105,8 @@ def leaderboard(
 ) -> list[LeaderboardRow]:
     """The trials that have ended, as `ranked` has them."""
     naming = CandidateNames()
-    names = {number: naming.of(candidates[number]) for number in sorted(candidates)}
+    own = {number for number, result in results.items() if result.purpose is Purpose.SUBMITTED}
+    names = {number: naming.of(candidates[number], number in own) for number in sorted(candidates)}
     rows = (row_of(result, candidates[number], names[number], metric) for number, result in results.items())
     return ranked(rows)
 

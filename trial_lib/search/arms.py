@@ -18,7 +18,7 @@ from zerotune.trial_lib.deepspeed_config.rules import (
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
 from zerotune.trial_lib.messages.measurement import ProgramProfile
 from zerotune.trial_lib.messages.turned import TURNED, is_turned
-from zerotune.trial_lib.records.candidate import Candidate
+from zerotune.trial_lib.records.candidate import YOURS, Candidate
 from zerotune.trial_lib.records.result import TrialResult, read_program
 from zerotune.trial_lib.records.switches import deepspeed_part, is_switch, path_of, place_of, shown_switch, switches_of
 from zerotune.trial_lib.search.catalogue import (
@@ -529,7 +529,7 @@ class CandidateNames:
     the fine knobs that differ from those of the first candidate with the same coarse knobs.
 
     Example:
-        >>> from zerotune.trial_lib.records.candidate import Candidate
+        >>> from zerotune.trial_lib.records.candidate import YOURS, Candidate
         >>> names = CandidateNames()
         >>> for overlap in (True, False):
         ...     zero = {"stage": 2, "overlap_comm": overlap}
@@ -540,9 +540,15 @@ class CandidateNames:
 
     def __init__(self) -> None:
         self._first: dict[str, dict[str, Any]] = {}
+        self._own: Candidate | None = None
 
-    def of(self, candidate: Candidate) -> str:
-        """Returns the name of a candidate. Call it for every candidate, in the order of the trials."""
+    def of(self, candidate: Candidate, is_own: bool = False) -> str:
+        """Returns the name of a candidate. Call it for every candidate, in the order of the trials.
+
+        `is_own` says that it is the user's configuration, whose trial comes before those of the search.
+        """
+        if is_own:
+            self._own = candidate
         settings = dict(leaves(candidate.knobs))
         coarse = [coarse_word(path, value) for path, value in settings.items() if path != STAGE and _is_of_arm(path)]
         stage = [] if candidate.zero_stage is None else [f"z{candidate.zero_stage}"]
@@ -551,6 +557,8 @@ class CandidateNames:
         first = self._first.setdefault(arm, fine)
         paths = [path for path in dict.fromkeys([*first, *fine]) if first.get(path) != fine.get(path)]
         words = [_word(path, fine.get(path)) for path in paths]
+        if candidate == self._own:
+            return YOURS
         return "-".join(filter(None, [arm, f"mbs{candidate.micro_batch_size}", *words]))
 
 

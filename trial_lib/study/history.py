@@ -286,7 +286,7 @@ class StudyState:
 
     def _ask(self, number: int, purpose: Purpose, candidate: Candidate) -> None:
         self.candidates[number] = self.running[number] = candidate
-        self.names[number] = self._naming.of(candidate)
+        self.names[number] = self._naming.of(candidate, is_own=purpose is Purpose.SUBMITTED)
         self.purposes[number] = purpose
         self.next_number = max(self.next_number, number + 1)
 
@@ -309,6 +309,11 @@ class StudyState:
     @property
     def submitted(self) -> TrialResult | None:
         return self.results.get(SUBMITTED_NUMBER)
+
+    @property
+    def has_asked_for_own(self) -> bool:
+        """Whether the trial of the user's configuration has begun."""
+        return SUBMITTED_NUMBER in self.candidates
 
     @property
     def profiled(self) -> tuple[TrialResult, Candidate]:
