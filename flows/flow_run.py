@@ -290,7 +290,6 @@ def told_if_ended(what: str, record: Callable[[], StudyRecord | FullExperimentRe
 
 def _report(study: OpenStudy) -> None:
     # Writes the report. If that fails, the study has still completed, and the command says so (`missing_files`).
-    # If the study has searched, it is loaded already (`zerotune.flows.tune.load_ahead`).
     from zerotune.trial_lib.report.html_report import write_report
 
     try:

@@ -131,7 +131,7 @@ def _hold(folder: Path) -> int | None:
 def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:
     """Writes the page of a plan. If that fails, the plan is complete without it."""
     try:
-        # It draws with plotly, which `zerotune show` has no time for.
+        # `zerotune show` has no time for jinja.
         from zerotune.trial_lib.report.plan_page import write_plan_page
 
         write_plan_page(paths)

@@ -10,7 +10,6 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
@@ -32,7 +31,7 @@ from zerotune.trial_lib.records.folders import (
     work_dir_of,
 )
 from zerotune.trial_lib.records.result import SEARCH_METRICS
-from zerotune.trial_lib.records.units import name_of, percent
+from zerotune.trial_lib.records.units import gain_shown, name_of, percent
 from zerotune.trial_lib.study.folder import (
     find_study,
     hold_lock,
@@ -45,9 +44,6 @@ from zerotune.trial_lib.study.folder import (
 from zerotune.trial_lib.tracking.runs import Answers
 from zerotune.trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync, Sync
 from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
-
-if TYPE_CHECKING:
-    from zerotune.trial_lib.report.study_view import StudyView
 
 # `zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder, and writes a
 # report that is missing there.
@@ -130,18 +126,11 @@ def list_command(as_json: bool) -> int:
         print_document({"studies": [record.model_dump(mode="json", include=set(shown)) for record in records]})
         return 0
     rows = [
-        (record.study_id, record.status.value, _gain(record.gain, record.gain_interval), _winner(record))
+        (record.study_id, record.status.value, gain_shown(record.gain, record.gain_interval), _winner(record))
         for record in records
     ]
     _print_table(["study", "status", "gain", "answer"], rows)
     return 0
-
-
-def _gain(gain: float | None, interval: tuple[float, float] | None) -> str:
-    if gain is None:
-        return "-"
-    # What was measured once, as in a study that was cut short, is no answer.
-    return f"{gain:.2f}x" if interval is not None or gain == 1.0 else f"{gain:.2f}x, not confirmed"
 
 
 def _winner(record: StudyRecord) -> str:
@@ -172,50 +161,26 @@ def _records(work_dir: Path) -> list[StudyRecord]:
 def compare_command(first: str, second: str, as_json: bool) -> int:
     """What two studies found, and what differs between them. Raises InputError: a study is missing or damaged."""
     from zerotune.trial_lib.report.read_study import read_study
+    from zerotune.trial_lib.report.tables import NOT_IN_TURN, summary
 
     views = [read_study(find_study(named, Path.cwd())) for named in (first, second)]
-    columns = [_answer_cells(view) for view in views]
+    found = [summary(view) for view in views]
     # Arguments, versions, devices and settings: those that are alike say nothing.
-    settings = [{change.name: change.winner for change in view.changes} for view in views]
-    for found in ([view.facts for view in views], settings):
-        names = dict.fromkeys(name for each in found for name in each)
-        for name in names:
-            values = [each.get(name) for each in found]
-            if values[0] != values[1]:
-                for column, value in zip(columns, values, strict=True):
-                    column[name] = "-" if value is None else str(value)
+    names = dict.fromkeys(name for each in found for name in (*each["answer"], *each["circumstances"]))
+    rows = [(name, *({**each["answer"], **each["circumstances"]}.get(name, "-") for each in found)) for name in names]
+    rows = [row for row in rows if row[0] in found[0]["answer"] or row[1] != row[2]]
     if as_json:
-        print_document(
-            {"answers": [{"study": view.study_id, **each} for view, each in zip(views, columns, strict=True)]}
-        )
+        answers = [{row[0]: row[place] for row in rows} for place in (1, 2)]
+        print_document({"answers": [{"study": v.study_id, **each} for v, each in zip(views, answers, strict=True)]})
         return 0
-    rows = [(name, *(each[name] for each in columns)) for name in columns[0]]
     _print_table(["", "first", "second"], [("study", *(view.study_id for view in views)), *rows])
     if views[0].metric == views[1].metric and all(view.after.get(view.metric) for view in views):
         metric = SEARCH_METRICS[views[0].metric]
         before, after = (view.after[metric.name] for view in views)
         ratio = before / after if metric.smaller_is_better else after / before
-        say(
-            f"The second winner's {metric.name} is {ratio:.2f} times as good as the first's. They were not measured in "
-            "turn, so how much of that is the machine's and the hour's is not known.",
-            to_people=False,
-        )
+        times = f"The second winner's {metric.name} is {ratio:.2f} times as good as the first's."
+        say(f"{times} {NOT_IN_TURN}", to_people=False)
     return 0
-
-
-def _answer_cells(view: "StudyView") -> dict[str, str]:
-    metric, interval = SEARCH_METRICS[view.metric], view.gain_interval
-    ends = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
-    cells = {
-        "experiment": view.name,
-        "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(view.started_at)),
-        "status": view.status,
-        "gain": f"{_gain(view.gain, interval)}{ends}",
-        f"{metric.name}, yours": metric.shown(view.before.get(view.metric)),
-        f"{metric.name}, winner": metric.shown(view.after.get(view.metric)),
-        "trials": str(view.searched),
-    }
-    return {name: cell or "-" for name, cell in cells.items()}
 
 
 def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -223,8 +188,10 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     from rich.table import Table
 
     table = Table(*headings, box=None, pad_edge=False)
-    # The first column tells the rows apart, so it is never cut.
+    # The first column tells the rows apart, so it is never broken. The end of an id does so too.
     table.columns[0].no_wrap = True
+    for column in table.columns:
+        column.overflow = "fold"
     for row in rows:
         table.add_row(*map(escape, row))
     Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -13,7 +13,6 @@ from playwright.sync_api import Browser, Page, sync_playwright
 DESK, PHONE = (1280, 800), (390, 844)
 PAPER = (688, 1017)  # A4 between its margins, in CSS pixels
 A4 = (595, 842)  # points
-SHOWN_BOXES = "[...document.querySelectorAll('.main-svg:first-child')].map(svg => svg.getAttribute('viewBox'))"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -42,21 +41,28 @@ class Opened:
 
 
 def opened(
-    browser: Browser, file: Path, size: tuple[int, int] = DESK, scheme: str = "light", touch: bool = False
+    browser: Browser,
+    file: Path,
+    size: tuple[int, int] = DESK,
+    scheme: str = "light",
+    touch: bool = False,
+    scripts: bool = True,
 ) -> Opened:
-    """Opens a file without a network, and waits until its figures are drawn."""
+    """Opens a file without a network."""
     width, height = size
     context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, has_touch=touch, is_mobile=touch, offline=True
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,
+        has_touch=touch,
+        is_mobile=touch,
+        offline=True,
+        java_script_enabled=scripts,
     )
     told = Opened(context.new_page())
     told.page.on("console", lambda message: told.errors.append(message.text) if message.type == "error" else None)
     told.page.on("pageerror", lambda error: told.errors.append(str(error)))
     told.page.on("request", lambda request: told.requests.append(request.url))
     told.page.goto(file.as_uri())
-    told.page.wait_for_function(
-        "() => [...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg'))"
-    )
     return told
 
 

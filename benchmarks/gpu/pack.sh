@@ -33,7 +33,7 @@ resolve() {
 resolve needed hjson pydantic platformdirs filelock psutil pyyaml nvidia-ml-py threadpoolctl py-cpuinfo \
     einops msgpack ninja tqdm tabulate
 # What the whole command needs besides.
-resolve all prefect 'fastapi<0.151' mlflow plotly jinja2 rich click httpx certifi
+resolve all prefect 'fastapi<0.151' mlflow jinja2 rich click httpx certifi
 sort "$work/needed" -o "$work/needed"
 sort "$work/all" | comm -23 - "$work/needed" >"$work/whole"
 

@@ -29,7 +29,7 @@ from browser_fixtures import open_browser  # noqa: E402
 from report_fixtures import PICTURED, recorded_study, with_results  # noqa: E402
 from server_fixtures import mlflow_server  # noqa: E402
 
-from zerotune.flows.terminal import LiveView  # noqa: E402
+from zerotune.flows.live_view import LiveView  # noqa: E402
 from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord  # noqa: E402
 from zerotune.trial_lib.report.html_report import write_report  # noqa: E402
 from zerotune.trial_lib.report.read_study import read_study  # noqa: E402
@@ -100,10 +100,9 @@ def draw_plan(page_of_a_plan: Path, browser: Browser) -> None:
 
 @contextlib.contextmanager
 def open_page(file: Path, browser: Browser) -> Iterator[Page]:
-    """Opens a page, and waits until its figures are drawn."""
+    """Opens a page."""
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
     page.goto(file.resolve().as_uri())
-    page.wait_for_function("() => [...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg'))")
     yield page
     page.close()
 

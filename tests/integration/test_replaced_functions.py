@@ -142,8 +142,6 @@ import zerotune.trial_lib.rank.rank, zerotune.trial_lib.rank.session
 
 
 def test_a_rank_needs_nothing_that_the_user_s_environment_may_lack() -> None:
-    others = (
-        "prefect mlflow click rich transformers accelerate lightning peft safetensors optuna plotly jinja2 yaml ray"
-    )
+    others = "prefect mlflow click rich transformers accelerate lightning peft safetensors optuna jinja2 yaml ray"
     code = WITHOUT_OTHERS.format(names=set(others.split()))
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

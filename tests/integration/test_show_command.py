@@ -78,31 +78,6 @@ def test_what_is_no_study_is_bad_input(named: str, tmp_path: Path) -> None:
     assert shown.stderr.startswith("zerotune: ")
 
 
-HALF_THERE = """
-import sys, threading, time
-sys.path.insert(0, "stand_in")
-threading.Thread(target=lambda: __import__("pandas")).start()
-while "pandas" not in sys.modules:
-    time.sleep(0.01)
-from pathlib import Path
-from zerotune.trial_lib.records.folders import StudyPaths
-from zerotune.trial_lib.report.html_report import write_report
-write_report(StudyPaths(Path(sys.argv[1])))
-"""
-
-
-def test_a_report_is_drawn_while_a_thread_imports_what_plotly_looks_for(tmp_path: Path) -> None:
-    paths = recorded_study(tmp_path)
-    package = tmp_path / "stand_in" / "pandas" / "__init__.py"
-    package.parent.mkdir(parents=True)
-    package.write_text("import time; time.sleep(4)\nclass Series: pass\nclass DataFrame: pass\nclass Index: pass\n")
-    drawn = subprocess.run(
-        [sys.executable, "-c", HALF_THERE, str(paths.root)], cwd=tmp_path, text=True, capture_output=True
-    )
-    assert drawn.returncode == 0, drawn.stderr
-    assert paths.report.exists()
-
-
 def test_a_report_that_is_missing_is_written(tmp_path: Path) -> None:
     paths = recorded_study(tmp_path)
     assert not paths.report.exists()

@@ -111,6 +111,13 @@ def confidence_level(error: float) -> str:
     return f"{percent(1 - error)} CI"
 
 
+def gain_shown(gain: float | None, interval: tuple[float, float] | None) -> str:
+    """Returns a gain in a table. One of a study that was cut short is no answer, because it was measured once."""
+    if gain is None:
+        return "-"
+    return f"{gain:.2f}x" if interval is not None or gain == 1.0 else f"{gain:.2f}x, not confirmed"
+
+
 def name_of(candidate: Candidate) -> str:
     """Returns a candidate's name in a sentence, such as `ZeRO 2, optimizer offload, micro-batch 24`. Tables use the
     short names of `CandidateNames`.

@@ -4,14 +4,25 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-import plotly.graph_objects as go
-
 from zerotune.trial_lib.plan.answer import likelihood
 from zerotune.trial_lib.plan.evaluation import MOST
 from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedDevices, PlannedRange
 from zerotune.trial_lib.records.units import axis_unit, bytes_shown, percent, quantity
-from zerotune.trial_lib.report.html_report import COLOURS, GREY, RED, Drawn, empty_figure, error_bars, plain
-from zerotune.trial_lib.report.study_view import Interval
+from zerotune.trial_lib.report.chart import (
+    COLOURS,
+    DASHED,
+    GREY,
+    RED,
+    Area,
+    Axis,
+    Bars,
+    Chart,
+    Curve,
+    Drawn,
+    Level,
+    Points,
+    Remark,
+)
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, OCHRE, OLIVE, CORAL = COLOURS
 
@@ -57,17 +68,10 @@ _PARTS = {
 """Parts of a step's time: name and colour, in all figures of a page."""
 
 
-def faint(colour: str, opacity: float) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{opacity})"
-
-
 FAR = 4
 """Times what is drawn. A device with more memory is written, not drawn, because it would flatten the rest."""
 
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20))
-# The legend has the bottom of a figure to itself, so that no name of an axis lies on it.
-LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"}
 
 
 def devices_name(devices: PlannedDevices) -> str:
@@ -93,50 +97,17 @@ def bytes_unit(most: float) -> tuple[str, float]:
     return next((unit for unit in _UNITS if most >= 2 * unit[1]), _UNITS[-1])
 
 
-def add_level(figure: go.Figure, level: float, text: str, colour: str, dash: str) -> None:
-    figure.add_hline(level, line={"color": colour, "dash": dash, "width": 2})
-    figure.add_annotation(
-        x=1,
-        xref="paper",
-        y=level,
-        text=text,
-        showarrow=False,
-        xanchor="right",
-        yanchor="bottom",
-        font_color=RED if colour == RED else None,
-    )
-
-
-def device_level(figure: go.Figure, memory: float, most: float, size: float) -> float:
+def device_level(figure: Chart, memory: float, most: float, size: float) -> float:
     """Draws the memory of a device, or names it if it is far above the rest.
 
     `most` is the bytes of the highest that is drawn, and the return value those of the highest that is drawn then. A
     unit of the figure has `size` bytes.
     """
     if memory > FAR * most:
-        name_above(figure, f"the device: {bytes_shown(memory)}", RED)
+        figure.notes.append(Remark(f"the device: {bytes_shown(memory)} ↑", is_warning=True, is_left=True))
         return most
-    add_level(figure, memory / size, f"the device: {bytes_shown(memory)}", RED, "dot")
+    figure.levels.append(Level(memory / size, f"the device: {bytes_shown(memory)}", RED))
     return max(memory * 1.04, most)
-
-
-def name_above(figure: go.Figure, text: str, colour: str, line: int = 0) -> None:
-    """Names a level that is above what is drawn: at the left, in a line of its own from the top.
-
-    Levels that are drawn have their names at the right.
-    """
-    figure.add_annotation(
-        x=0,
-        y=1,
-        xref="paper",
-        yref="paper",
-        yshift=-16 * line,
-        text=f"{text} ↑",
-        showarrow=False,
-        xanchor="left",
-        yanchor="top",
-        font_color=RED if colour == RED else None,
-    )
 
 
 def bytes_range(figure: PlannedRange) -> str:
@@ -163,29 +134,33 @@ def arms_memory_figure(devices: PlannedDevices) -> Drawn:
     arms = [arm for arm, _ in seen]
     unit, size = bytes_unit(max(peak.value for _, peak in seen))
     kinds = _ordered([arm.memory for arm in arms], KIND_NAMES)
-    figure = _bars(f"{unit} on one device", arms)
-    for kind in kinds:
-        sizes = [arm.memory.get(kind, 0.0) / size for arm in arms]
-        _add_bars(figure, KIND_NAMES.get(kind, kind), KIND_COLOURS.get(kind, GREY), sizes, arms, unit)
-    _add_needs(figure, seen, size)
     most = max(peak.high for _, peak in seen)
     is_drawn = devices.usable <= FAR * most
-    if is_drawn:
-        figure.add_vline(devices.usable / size, line={"color": RED, "dash": "dot", "width": 2})
-        most = max(most, devices.usable)
-    right = 1.04 * most / size
-    at = min(devices.usable / size, right)
-    figure.add_annotation(
-        x=at,
-        y=1,
-        yref="paper",
-        text=f"the device: {bytes_shown(devices.usable)}" + ("" if is_drawn else " →"),
-        showarrow=False,
-        xanchor="right" if at > right / 2 else "left",
-        yanchor="bottom",
-        font_color=RED,
+    right = 1.04 * (max(most, devices.usable) if is_drawn else most) / size
+    figure = Chart(Axis(f"{unit} on one device", ends=(0, right)), Axis(""), names=[arm_name(arm) for arm in arms])
+    parts = {
+        KIND_NAMES.get(kind, kind): (KIND_COLOURS.get(kind, GREY), [arm.memory.get(kind, 0.0) / size for arm in arms])
+        for kind in kinds
+    }
+    _stack(figure, parts, arms, unit)
+    figure.marks.append(
+        Points(
+            "the whole need, 90 %",
+            GREY,
+            [peak.value / size for _, peak in seen],
+            range(len(seen)),
+            [f"{arm_name(arm)}: {bytes_range(peak)}" for arm, peak in seen],
+            [(peak.low / size, peak.high / size) for _, peak in seen],
+            is_sideways=True,
+            symbol="bar",
+            size=5,
+        )
     )
-    figure.update_xaxes(range=[0, right])
+    device = f"the device: {bytes_shown(devices.usable)}"
+    if is_drawn:
+        figure.levels.append(Level(devices.usable / size, device, RED, is_upright=True))
+    else:
+        figure.notes.append(Remark(f"{device} →", is_warning=True))
     says = (
         "What lies on one device at the peak of a step, at the arm's micro-batch x accumulation. Faint arms do not "
         "fit. The thin bar is the 90 % interval of the whole need."
@@ -213,15 +188,18 @@ def arms_time_figure(devices: PlannedDevices) -> Drawn:
     divisors = {label: 1 if is_same else count for label, count in samples.items()}
     scale, unit = axis_unit(max(sum(arm.seconds.values()) / divisors[arm.label] for arm in arms), "s")
     words = {"s": "seconds", "ms": "milliseconds"}[unit]
-    figure = _bars(f"{words} of a step" if is_same else f"{words} for each sample of a device", arms)
+    name = f"{words} of a step" if is_same else f"{words} for each sample of a device"
+    figure = Chart(Axis(name, from_zero=True), Axis(""), names=[arm_name(arm) for arm in arms])
     parts = _ordered([arm.seconds for arm in arms], _PARTS)
     parts = [
         each for each in parts if any(arm.seconds.get(each, 0.0) > 1e-3 * sum(arm.seconds.values()) for arm in arms)
     ]
     names = [_PARTS.get(part, (part, GREY)) for part in parts]
-    for part, (name, colour) in zip(parts, names, strict=True):
-        seconds = [arm.seconds.get(part, 0.0) / divisors[arm.label] / scale for arm in arms]
-        _add_bars(figure, name, colour, seconds, arms, unit)
+    shares = {
+        name: (colour, [arm.seconds.get(part, 0.0) / divisors[arm.label] / scale for arm in arms])
+        for part, (name, colour) in zip(parts, names, strict=True)
+    }
+    _stack(figure, shares, arms, unit)
     says = (
         "The time of an optimizer step, by part. Besides computing and the update, a part is the time that the device "
         "waits for it. The table has the transfers that go on beside the computation."
@@ -246,41 +224,14 @@ def _ordered(splits: Sequence[Mapping[str, float]], known: Mapping[str, object])
     return [name for name in known if name in given] + [name for name in given if name not in known]
 
 
-def _bars(x: str, arms: Sequence[PlannedArm]) -> go.Figure:
-    figure = empty_figure(x, "")
-    figure.update_layout(barmode="stack", bargap=0.35, margin={"t": 26}, legend=LEGEND)
-    figure.update_layout(height=max(300, 150 + 30 * len(arms)))
-    # The first arm is the uppermost.
-    figure.update_yaxes(automargin=True, showgrid=False, autorange="reversed")
-    return figure
-
-
-def _add_bars(
-    figure: go.Figure, name: str, colour: str, values: list[float], arms: Sequence[PlannedArm], unit: str
-) -> None:
-    # Adds a part of each arm's bar.
-    figure.add_bar(
-        name=name,
-        x=values,
-        y=[arm_name(arm) for arm in arms],
-        orientation="h",
-        marker={"color": colour, "opacity": [1.0 if arm.is_likely else 0.45 for arm in arms]},
-        hovertemplate=f"%{{y}}<br>{plain(name)}: %{{x:,.3~g}} {unit}<extra></extra>",
-    )
-
-
-def _add_needs(figure: go.Figure, seen: Sequence[tuple[PlannedArm, PlannedRange]], size: float) -> None:
-    # Adds the interval of each arm's whole need.
-    figure.add_scatter(
-        name="the whole need, 90 %",
-        x=[peak.value / size for _, peak in seen],
-        y=[arm_name(arm) for arm, _ in seen],
-        error_x={**error_bars([Interval(peak.value, peak.low, peak.high) for _, peak in seen], size), "thickness": 1.5},
-        mode="markers",
-        marker={"symbol": "line-ns-open", "size": 9, "color": GREY, "line": {"width": 2}},
-        customdata=[bytes_range(peak) for _, peak in seen],
-        hovertemplate="%{y}<br>%{customdata}<extra></extra>",
-    )
+def _stack(figure: Chart, parts: Mapping[str, tuple[str, list[float]]], arms: Sequence[PlannedArm], unit: str) -> None:
+    # Adds the parts of each arm's bar, by name with colour and sizes.
+    starts = [0.0] * len(arms)
+    for name, (colour, sizes) in parts.items():
+        ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+        texts = [f"{arm_name(arm)}: {name} {size:,.3g} {unit}" for arm, size in zip(arms, sizes, strict=True)]
+        figure.marks.append(Bars(name, colour, starts, ends, texts, faint=[not arm.is_likely for arm in arms]))
+        starts = ends
 
 
 # A plan over the number of devices: speed and memory, and the fewest devices on which the program trains.
@@ -293,22 +244,16 @@ def speed_figure(devices: Sequence[PlannedDevices], says_same: str) -> Drawn:
     numbers.
     """
     key, title = "speed", "Speed by the number of devices"
-    figure = empty_figure("devices", "samples/s")
+    speeds = [speed for each in devices for count in each.counts if (speed := count.samples_per_s) is not None]
+    if not speeds:
+        return Drawn(key, title, "It trains on no number of these devices.", None)
+    is_log = max(speed.high for speed in speeds) >= 10 * max(min(speed.low for speed in speeds), 1e-9)
+    figure = Chart(_devices_axis(devices), Axis("samples/s", is_log=is_log, from_zero=not is_log))
     for place, each in enumerate(devices):
         trains = [(count, count.samples_per_s) for count in each.counts if count.samples_per_s is not None]
         if trains:
             _add_curve(figure, each.device, place, trains, 1.0)
             _add_fewest(figure, each, place, {count.devices: speed.value for count, speed in trains})
-    if not figure.data:
-        return Drawn(key, title, "It trains on no number of these devices.", None)
-    speeds = [speed for each in devices for count in each.counts if (speed := count.samples_per_s) is not None]
-    decades = math.log10(max(speed.high for speed in speeds) / max(min(speed.low for speed in speeds), 1e-9))
-    if decades >= 1:
-        # Of a short axis 2 and 5 are named as well.
-        figure.update_yaxes(type="log", dtick=1 if decades > 2 else "D2")
-    else:
-        figure.update_yaxes(rangemode="tozero")
-    _devices_axis(figure, devices)
     says = (
         f"What all devices do together with the fastest arm of each number, and its 90 % interval. {says_same} "
         f"{_other_batches_text(devices)}{fewest_text(devices)}{_missing_text(devices)}"
@@ -327,16 +272,15 @@ def count_memory_figure(devices: Sequence[PlannedDevices]) -> Drawn:
     # One device may need far more than it has. That is cut off, because the rest is what can be used.
     top = 1.08 * (max(min(most, 2 * max(near)), *near) if near else most)
     unit, size = bytes_unit(top)
-    figure = empty_figure("devices", f"{unit} on one device")
+    axis = _devices_axis([each for each, _ in drawn])
+    figure = Chart(axis, Axis(f"{unit} on one device", ends=(0, top / size)))
     for place, (each, peaks) in enumerate(drawn):
         _add_curve(figure, each.device, place, peaks, size)
         _add_fewest(figure, each, place, {count.devices: peak.value / size for count, peak in peaks})
         if each.usable in near:
-            figure.add_hline(each.usable / size, line={"color": _colour(place), "dash": "dot", "width": 2})
+            figure.levels.append(Level(each.usable / size, "", _colour(place)))
         else:
-            name_above(figure, f"{each.device}: {bytes_shown(each.usable)}", GREY, line=place)
-    figure.update_yaxes(range=[0, top / size])
-    _devices_axis(figure, [each for each, _ in drawn])
+            figure.notes.append(Remark(f"{each.device}: {bytes_shown(each.usable)} ↑", is_left=True, line=place))
     says = (
         "What one device needs with that arm, with its 90 % interval, against what it has (dotted). A cross is a "
         "number of devices on which nothing fits, with the arm that needs least."
@@ -352,98 +296,44 @@ def fewest_text(devices: Sequence[PlannedDevices]) -> str:
 
 
 def _add_curve(
-    figure: go.Figure, name: str, place: int, points: Sequence[tuple[PlannedCount, PlannedRange]], size: float
+    figure: Chart, name: str, place: int, points: Sequence[tuple[PlannedCount, PlannedRange]], size: float
 ) -> None:
     # Draws a line with the band of its intervals.
-    x = [count.devices for count, _ in points]
+    x, colour = [count.devices for count, _ in points], _colour(place)
     if any(value.low < value.high for _, value in points):
-        figure.add_scatter(
-            x=[*x, *x[::-1]],
-            y=[*(value.high / size for _, value in points), *(value.low / size for _, value in reversed(points))],
-            fill="toself",
-            mode="lines",
-            line={"width": 0},
-            fillcolor=faint(_colour(place), 0.18),
-            hoverinfo="skip",
-            showlegend=False,
-        )
-    # The line, dashed where another global batch is trained.
+        lows, highs = [value.low / size for _, value in points], [value.high / size for _, value in points]
+        figure.marks.append(Area("", colour, x, lows, highs))
+    # The line, dashed where another global batch is trained. A gap in the solid line shows the dashed one.
     y = [value.value / size for _, value in points]
     others = [count.other_batch is not None for count, _ in points]
     if any(others):
-        figure.add_scatter(
-            x=x,
-            y=y,
-            mode="lines",
-            line={"color": _colour(place), "width": 2, "dash": "dash"},
-            hoverinfo="skip",
-            showlegend=False,
-        )
-    figure.add_scatter(
-        name=name,
-        x=x,
-        # A gap in the solid line shows the dashed one.
-        y=[None if is_other else height for height, is_other in zip(y, others, strict=True)],
-        mode="lines",
-        line={"color": _colour(place), "width": 2},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-    figure.add_scatter(
-        name=name,
-        x=x,
-        y=y,
-        mode="markers",
-        marker={
-            "color": _colour(place),
-            "size": 7,
-            "symbol": ["circle-open" if is_other else "circle" for is_other in others],
-        },
-        customdata=[_hover(count) for count, _ in points],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
+        figure.marks.append(Curve("", colour, x, y, DASHED))
+    solid = [None if is_other else height for height, is_other in zip(y, others, strict=True)]
+    figure.marks.append(Curve("", colour, x, solid))
+    figure.marks.append(Points(name, colour, x, y, [_hover(count) for count, _ in points], hollow=others))
     # The numbers on which nothing fits.
     failing = [(count.devices, value.value / size) for count, value in points if not count.micro_batch]
     if failing:
-        is_first = not any(trace.name == _FAILING for trace in figure.data)
-        figure.add_scatter(
-            name=_FAILING,
-            x=[number for number, _ in failing],
-            y=[value for _, value in failing],
-            mode="markers",
-            marker={"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": RED}},
-            showlegend=is_first,
-            hoverinfo="skip",
-        )
+        is_first = not any(mark.name == _FAILING for mark in figure.marks)
+        numbers, heights = zip(*failing, strict=True)
+        texts = [_FAILING] * len(failing)
+        figure.marks.append(Points(_FAILING if is_first else "", RED, numbers, heights, texts, symbol="x"))
 
 
 def _colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def _add_fewest(figure: go.Figure, devices: PlannedDevices, place: int, heights: dict[int, float]) -> None:
+def _add_fewest(figure: Chart, devices: PlannedDevices, place: int, heights: dict[int, float]) -> None:
     if devices.fewest in heights:
-        figure.add_scatter(
-            name=f"fewest: {devices.fewest:,} x {devices.device}",
-            x=[devices.fewest],
-            y=[heights[devices.fewest]],
-            mode="markers",
-            marker={"symbol": "star", "size": 15, "color": _colour(place), "line": {"width": 1, "color": "#ffffff"}},
-            hovertemplate=f"the fewest devices: {devices.fewest:,}<extra></extra>",
-        )
+        name, height = f"fewest: {devices.fewest:,} x {devices.device}", heights[devices.fewest]
+        figure.marks.append(Points(name, _colour(place), [devices.fewest], [height], [name], symbol="star", size=8))
 
 
-def _devices_axis(figure: go.Figure, devices: Sequence[PlannedDevices]) -> None:
+def _devices_axis(devices: Sequence[PlannedDevices]) -> Axis:
     counts = sorted({count.devices for each in devices for count in each.counts})
     powers = [count for count in counts if count & (count - 1) == 0] or counts
-    # Every second one has room on a phone.
-    figure.update_xaxes(
-        type="log",
-        tickvals=powers,
-        ticktext=[f"{count:,}" if index % 2 == 0 else "" for index, count in enumerate(powers)],
-    )
-    figure.update_xaxes(tickangle=0)
-    figure.update_layout(legend=LEGEND)
+    return Axis("devices", is_log=True, ticks=[(count, f"{count:,}") for count in powers])
 
 
 def _hover(count: PlannedCount) -> str:
@@ -456,7 +346,7 @@ def _hover(count: PlannedCount) -> str:
         lines.append(f"{figure_text(count.samples_per_s.value)} samples/s")
     if count.peak is not None:
         lines.append(f"{bytes_range(count.peak)} on one device")
-    return "<br>".join(lines)
+    return "; ".join(lines)
 
 
 def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

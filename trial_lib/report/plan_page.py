@@ -1,4 +1,4 @@
-"""The page of a plan: one self-contained HTML file, with plotly's drawing code."""
+"""The page of a plan: one self-contained HTML file."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,8 @@ from zerotune.trial_lib.plan.plan_record import (
 from zerotune.trial_lib.plan.scaling import have_same_events, scaled_run
 from zerotune.trial_lib.records.switches import PROGRAM, deepspeed_part, switches_of
 from zerotune.trial_lib.records.units import bytes_shown
-from zerotune.trial_lib.report.html_report import Drawn, drawings, packed_plotly, page_template
+from zerotune.trial_lib.report.chart import Drawn
+from zerotune.trial_lib.report.html_report import page_template
 from zerotune.trial_lib.report.plan_figures import (
     arms_memory_figure,
     arms_time_figure,
@@ -42,7 +43,6 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
     """`lines` has the step of the chosen arm, by the labels of devices. Those that have none are missing."""
     of_devices = [(each, _figures(each, lines.get(each.label, (None, None)))) for each in _best_first(record)]
     counts = _count_figures(record)
-    drawn = [figure for _, figures in of_devices for figure in figures] + counts
     chosen = record.chosen
     return page_template("plan.html.j2").render(
         record=record,
@@ -54,8 +54,6 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
         unknown=[ask for ask in record.asks if not ask.is_known],
         known=[ask for ask in record.asks if ask.is_known],
         facts=_facts(record),
-        drawings=drawings(drawn),
-        plotly=packed_plotly(),
         name_of=devices_name,
         key_of=devices_key,
         fits=likelihood,

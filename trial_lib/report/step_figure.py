@@ -2,34 +2,40 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import plotly.graph_objects as go
+from dataclasses import dataclass, replace
 
 from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 from zerotune.trial_lib.plan.answer import MOMENT_WORDS
 from zerotune.trial_lib.plan.device_memory import rounded
 from zerotune.trial_lib.plan.plan_record import PlannedDevices
 from zerotune.trial_lib.records.units import bytes_shown
-from zerotune.trial_lib.report.html_report import GREY, RED, Drawn, empty_figure
+from zerotune.trial_lib.report.chart import (
+    DASHED,
+    GREY,
+    RED,
+    Area,
+    Axis,
+    Band,
+    Chart,
+    Drawn,
+    Level,
+    Points,
+    Remark,
+)
 from zerotune.trial_lib.report.plan_figures import (
     BLUE,
     FAR,
     KIND_COLOURS,
     KIND_NAMES,
-    LEGEND,
     MOMENT_NAMES,
     OCHRE,
     OLIVE,
     VIOLET,
-    add_level,
     bytes_range,
     bytes_unit,
     device_level,
     devices_key,
     devices_name,
-    faint,
-    name_above,
 )
 
 DEVICE, HOST = ("device",), ("host", "pinned")
@@ -136,7 +142,7 @@ def _thinned(points: list[_Point]) -> list[_Point]:
 
 
 # Of the drawing's width, so that each moment has room for its name, on a phone too. Others have room to be seen.
-_WIDTH_OF_A_LETTER = 0.02
+_WIDTH_OF_A_LETTER = 0.025
 _LEAST_WIDTH = 0.004
 _BANDS = {"load": OLIVE, "forward": BLUE, "backward": GREY, "update": VIOLET, "initialise": OCHRE}
 _ROWS = 60  # of the table: a reader of numbers wants the course, not each event
@@ -157,9 +163,9 @@ def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
     )
     if peak is not None and needed > line.most:
         if needed <= most:
-            add_level(figure, needed / unit[1], "the whole need", GREY, "dash")
+            figure.levels.append(Level(needed / unit[1], "the whole need", GREY, DASHED))
         else:
-            name_above(figure, f"the whole need: {bytes_shown(needed)}", GREY, line=1)
+            figure.notes.append(Remark(f"the whole need: {bytes_shown(needed)} ↑", is_left=True, line=1))
         says += f" With the context, the libraries and the allocator's fragments the device needs {bytes_range(peak)}."
     if arm is not None and arm.micro_batch != line.samples:
         says += f" This is the step of micro-batch {line.samples}. That of {arm.micro_batch} does not follow from it."
@@ -167,7 +173,7 @@ def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
         seen = "one micro-batch" if line.micro_batches == 1 else f"{line.micro_batches} micro-batches"
         says += f" The step was foreseen with {seen}, and the arm's has {arm.accumulation}."
     highest = device_level(figure, devices.usable, most, unit[1])
-    figure.update_yaxes(range=[0, 1.06 * highest / unit[1]])
+    figure.y = replace(figure.y, ends=(0, 1.06 * highest / unit[1]))
     title = f"Memory of one step on {devices_name(devices)}" + (f": {arm.label}" if arm else "")
     return Drawn(f"line-{devices_key(devices)}", title, says + _skipped(line), figure, *_table(line))
 
@@ -175,7 +181,6 @@ def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
 def host_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
     unit = bytes_unit(line.most)
     figure = _drawn(line, *unit)
-    figure.update_yaxes(range=[0, 1.06 * line.most / unit[1]])
     says = (
         f"What one rank keeps in its host's memory during the same step. {_peak_sentence(line)} Each rank of the host "
         "keeps its own."
@@ -184,43 +189,26 @@ def host_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
     return Drawn(f"host-{devices_key(devices)}", title, says + _skipped(line), figure, *_table(line))
 
 
-def _drawn(line: StepLine, unit: str, size: float) -> go.Figure:
-    figure = empty_figure("events of the step, in their order", unit)
+def _drawn(line: StepLine, unit: str, size: float) -> Chart:
+    x_axis = Axis("events of the step, in their order", ends=(0, 1), ticks=())
+    figure = Chart(x_axis, Axis(unit, ends=(0, 1.06 * line.most / size)))
     place = places(line)
     x = [place(event) for event in line.events]
+    floor = [0.0] * len(x)
     for index, kind in enumerate(line.kinds):
         name, colour = KIND_NAMES.get(kind, kind), KIND_COLOURS.get(kind, GREY)
-        figure.add_scatter(
-            name=name,
-            x=x,
-            y=[each[index] / size for each in line.bytes],
-            mode="lines",
-            stackgroup="kinds",
-            line={"width": 0.6, "color": colour, "shape": "hv"},
-            fillcolor=faint(colour, 0.75),
-            hovertemplate=f"{name}: %{{y:,.3~g}} {unit}<extra></extra>",
-        )
+        top = [below + each[index] / size for below, each in zip(floor, line.bytes, strict=True)]
+        figure.marks.append(Area(name, colour, x, floor, top, opacity=0.75, is_stepped=True))
+        floor = top
     for part in line.parts:
-        start, end = place(part.start), place(part.end)
         name = MOMENT_NAMES.get(part.name, part.name)
         if name:
-            figure.add_vrect(start, end, layer="below", line={"width": 0}, fillcolor=faint(_BANDS[name], 0.14))
-            figure.add_annotation(
-                x=(start + end) / 2, y=1, yref="paper", text=name, showarrow=False, yanchor="bottom", font_size=11
-            )
+            figure.bands.append(Band(place(part.start), place(part.end), name, _BANDS[name]))
     if line.skipped:
         later = next(part for part in line.parts if part.micro_batch > 0)
-        figure.add_vline(place(later.start), line={"color": GREY, "width": 2, "dash": "dot"})
-    figure.add_scatter(
-        name="the peak",
-        x=[x[line.peak]],
-        y=[line.most / size],
-        mode="markers",
-        marker={"symbol": "diamond", "size": 10, "color": RED, "line": {"width": 1, "color": "#ffffff"}},
-        hovertemplate=f"the peak: {bytes_shown(line.most)}<extra></extra>",
-    )
-    figure.update_xaxes(showticklabels=False, showgrid=False, range=[0, 1])
-    figure.update_layout(margin={"t": 30}, hovermode="x", legend=LEGEND)
+        figure.levels.append(Level(place(later.start), "", GREY, is_upright=True))
+    peak = f"the peak: {bytes_shown(line.most)}"
+    figure.marks.append(Points("the peak", RED, [x[line.peak]], [line.most / size], [peak], symbol="diamond", size=6))
     return figure
 
 

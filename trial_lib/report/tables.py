@@ -1,12 +1,16 @@
 """The tables of a study: their rows for every page, and what a terminal shows, drawn by rich."""
 
+import time
+from typing import Any
+
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from zerotune.trial_lib.plan.plan_record import PlannedTrials
-from zerotune.trial_lib.records.units import bytes_shown, duration, quantity
+from zerotune.trial_lib.records.result import SEARCH_METRICS
+from zerotune.trial_lib.records.units import bytes_shown, duration, gain_shown, quantity
 from zerotune.trial_lib.report.knob_effects import knob_effects
 from zerotune.trial_lib.report.study_view import (
     WORTH_COLUMNS,
@@ -49,6 +53,33 @@ def _rate(value: float | None) -> str:
 
 def _off(share: float | None) -> str:
     return _NONE if share is None else f"{100 * share:+.0f} %"
+
+
+# A study in a form that can be laid beside another's: by `zerotune compare`, and by a report's page.
+
+NOT_IN_TURN = "They were not measured in turn, so how much of that is the machine's and the hour's is not known."
+
+
+def summary(view: StudyView) -> dict[str, Any]:
+    """The answer, which is always shown, and the circumstances and settings, shown where two studies differ."""
+    metric, interval = SEARCH_METRICS[view.metric], view.gain_interval
+    ends = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
+    answer = {
+        "experiment": view.name,
+        "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(view.started_at)),
+        "status": view.status,
+        "gain": f"{gain_shown(view.gain, interval)}{ends}",
+        f"{metric.name}, yours": metric.shown(view.before.get(view.metric)),
+        f"{metric.name}, winner": metric.shown(view.after.get(view.metric)),
+        "trials": str(view.searched),
+    }
+    facts = {name: value for name, value in view.facts.items() if name not in ("started", "folder")}
+    settings = {change.name: setting_text(change.winner) for change in view.changes}
+    return {
+        "study": view.study_id,
+        "answer": {name: text or "-" for name, text in answer.items()},
+        "circumstances": {**facts, **settings},
+    }
 
 
 # The terminal.
