@@ -3,14 +3,15 @@
 import json
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerotune.flows.flow_run import RunningStudy, finish, missing_files, run_flow, told_if_ended
 from zerotune.flows.interrupts import interrupts
+from zerotune.flows.live_view import LiveView
 from zerotune.flows.prefect_server import ServerError, prefect_server, require_home, require_server_for_all
-from zerotune.flows.terminal import LiveView, print_document, say, say_ways
+from zerotune.flows.terminal import print_document, say, say_ways
 from zerotune.trial_lib.messages.errors import InputError, plain
 from zerotune.trial_lib.plan.plan_record import PlannedTrials
 from zerotune.trial_lib.records.folders import OwnCommand, StudyStatus, full_experiment_id
@@ -20,10 +21,9 @@ from zerotune.trial_lib.report.read_study import first_failed
 from zerotune.trial_lib.report.study_view import leaderboard
 from zerotune.trial_lib.search.methods import METHODS
 from zerotune.trial_lib.study.arguments import StudyArguments
-from zerotune.trial_lib.study.confirm import answer_of, since_last_study
+from zerotune.trial_lib.study.confirm import OF_THE_ANSWER, answer_of, since_last_study
 from zerotune.trial_lib.study.folder import INTERRUPTED
 from zerotune.trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
-from zerotune.trial_lib.study.history import SUBMITTED_NUMBER
 from zerotune.trial_lib.study.open_full_experiment import new_full_experiment, read_full_experiment, resume_newest
 from zerotune.trial_lib.study.open_study import (
     OpenStudy,
@@ -104,8 +104,7 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         for note in (document["confirmation"] or {}).get("notes", ()):
             say(note)
     elif study.driver.state.submitted is None:
-        was_begun = SUBMITTED_NUMBER in study.driver.state.candidates
-        why = "its trial was killed twice" if was_begun else "your code decides its batch"
+        why = "its trial was killed twice" if study.driver.state.has_asked_for_own else "your code decides its batch"
         say(f"Your configuration was not measured, because {why}. So there is no gain.")
     else:
         say("Your configuration did not complete, so there is no gain.")
@@ -227,7 +226,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     noting = interrupts.noting(running.interrupt)
     try:
         with noting, LiveView(study.paths, arguments) as view, prefect_server() as server:
-            study.driver.log.addHandler(NoteHandler(view.note))
+            # The end of the command prints the answer, but not beside a document.
+            study.driver.log.addHandler(NoteHandler(view.note, but_for=() if as_json else OF_THE_ANSWER))
             # The words of a command may be secrets. Only the study's folder keeps them.
             shown = {**dict(arguments), "command": (), "study_dir": study.paths.root}
             runs = [study.record.study_id]
@@ -308,12 +308,13 @@ def _tell_end(running: RunningStudy, as_json: bool) -> int:
 class NoteHandler(logging.Handler):
     """Shows the messages of a log without tracebacks. The log's file has those."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None], but_for: Collection[str] = ()) -> None:
         super().__init__(logging.INFO)
-        self._show = show
+        self._show, self._but_for = show, but_for
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._show(plain(record.getMessage()))
+        if not any(name in vars(record) for name in self._but_for):
+            self._show(plain(record.getMessage()))
 
 
 # `zerotune train`, after its arguments are read: start a server, run the flow, print how it ended, stop everything.

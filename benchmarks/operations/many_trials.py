@@ -67,7 +67,7 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     os.chdir(folder)
     os.environ["FORCE_COLOR"] = "1"  # the table, as in a terminal
     from benchmarks.operations.instant_starter import InstantStarter, stand_in
-    from zerotune.flows import terminal, tuning
+    from zerotune.flows import live_view, tuning
     from zerotune.trial_lib.study import setup
     from zerotune.trial_lib.study.arguments import StudyArguments
     from zerotune.trial_lib.tracking import sync
@@ -90,9 +90,9 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     launched = InstantStarter.launched
     stand_in(setup, "WarmStarter", lambda _: InstantStarter)
     for step in ("_read", "_picture"):
-        stand_in(terminal.LiveView, step, timed(lambda seconds: refreshes.append((len(launched), seconds))))
+        stand_in(live_view.LiveView, step, timed(lambda seconds: refreshes.append((len(launched), seconds))))
     stand_in(sync.StudySync, "_send", timed(sends.append))
-    shown = moments_of_updates(terminal.Live)
+    shown = moments_of_updates(live_view.Live)
     config = folder / "experiment.yaml"
     config.write_text((MODEL / "deepspeed.yaml").read_text() + _SPACE)
     arguments = StudyArguments(

@@ -29,6 +29,9 @@ from zerotune.trial_lib.study.published import own_training, published_for
 from zerotune.trial_lib.study.reduction import Reduction, reduction_of
 from zerotune.trial_lib.study.runner import seconds_of
 
+# Marks lines of a study's log that a command prints when it has ended, and not before.
+OF_THE_ANSWER = {"is_of_the_answer": True}
+
 
 @dataclass(frozen=True)
 class NoAnswer:

@@ -106,8 +106,8 @@ _MOST_CANDIDATES = 3
 _LEAST_ROUNDS, _ROUNDS_OF_THE_FLOOR, _MOST_ROUNDS = 3, 8, 24
 _FEWEST_ROUNDS = 2  # that give an interval, if a study has no time for more
 _LOOKS = (4, 8, 16, 24)  # a fourth round halves the intervals of three: Student's t has few degrees of freedom
-_SHARE_OF_SEARCH = 0.5
-_FLOOR_S = 60.0  # half of a search of seconds would be too short to separate anything
+SHARE_OF_SEARCH = 0.5
+FLOOR_S = 60.0  # half of a search of seconds would be too short to separate anything
 # A half interval of this size, or of this share of the gain, is enough. More rounds must fit the share.
 _PRECISE, _PRECISE_FOR_THE_GAIN = 0.05, 0.25
 _WORTH = 1.02  # a smaller gain is not looked for any longer
@@ -150,7 +150,7 @@ class Confirmation:
         self.across = across  # what the profile has found
         on_the_processor = kind_of(device).computes_on_the_processor
         self._has_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
-        self._share_s = _SHARE_OF_SEARCH * search_seconds
+        self._share_s = SHARE_OF_SEARCH * search_seconds
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}
         self._out: dict[str, tuple[ConfirmationVerdict, str]] = {}
@@ -168,7 +168,7 @@ class Confirmation:
     @property
     def budget_s(self) -> float:
         """The seconds that its rounds may take, but for the least number of rounds."""
-        return max(self._share_s, _FLOOR_S)
+        return max(self._share_s, FLOOR_S)
 
     @property
     def next(self) -> Candidate | None:
@@ -274,7 +274,7 @@ class Confirmation:
         members = [(one.candidate, one.reading) for one in self._with_own(near)]
         self.data = DataWindow.of(members, self._data_vary, self.budget_s / _LOOKS[0])
         cost = max(self._cost(near), 1e-9)
-        of_floor = min(int(_FLOOR_S / cost), _ROUNDS_OF_THE_FLOOR)
+        of_floor = min(int(FLOOR_S / cost), _ROUNDS_OF_THE_FLOOR)
         rounds = min(max(int(self._share_s / cost), of_floor, _LEAST_ROUNDS), _MOST_ROUNDS)
         self._looks = (*(look for look in _LOOKS if look < rounds), rounds)
         self._error = ERROR / len(self._looks) / len(near)

@@ -23,7 +23,16 @@ from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResu
 from zerotune.trial_lib.records.units import duration
 from zerotune.trial_lib.search.arms import surroundings_of
 from zerotune.trial_lib.search.changes import Changes
-from zerotune.trial_lib.study.confirmation import ERROR, Confirmation, Contender, batch_advice, confirmed_by, is_good
+from zerotune.trial_lib.study.confirmation import (
+    ERROR,
+    FLOOR_S,
+    SHARE_OF_SEARCH,
+    Confirmation,
+    Contender,
+    batch_advice,
+    confirmed_by,
+    is_good,
+)
 from zerotune.trial_lib.study.finding import Estimate, Finding, Worth
 from zerotune.trial_lib.study.history import StudyState
 from zerotune.trial_lib.study.setup import StudySetup
@@ -51,6 +60,11 @@ class _Measured:
     ratio: Ratio | None  # None if it failed
     holds: bool
     reason: str = ""  # why it does not hold, if the speed is not the reason
+
+
+def longest_confirmation_s(search_seconds: float) -> float:
+    """The seconds that a confirmation may take with the weighing of its winner's changes, but for the least rounds."""
+    return (1.0 + _SHARE) * max(SHARE_OF_SEARCH * search_seconds, FLOOR_S)
 
 
 class Reduction:

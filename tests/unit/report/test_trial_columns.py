@@ -10,7 +10,7 @@ import pytest
 from report_fixtures import recorded_study
 from rich.console import Console
 
-from zerotune.flows.terminal import LiveView
+from zerotune.flows.live_view import LiveView
 from zerotune.tasks import results
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.report import study_view

@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 
 from benchmarks.operations.instant_starter import InstantStarter
-from zerotune.flows.terminal import LiveView
+from zerotune.flows.live_view import LiveView
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.launch.place import ThisHost
