@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -243,7 +244,7 @@ class TypedCommand(Command):
         if "--" in args:
             position = args.index("--")
             own, typed = args[:position], args[position + 1 :]
-        if not typed and "--help" not in own:
+        if not typed and not set(own) & set(ctx.help_option_names):
             missing = "Nothing follows `--`." if "--" in args else "There is no `--` with a command behind it."
             remedy = f"Write what you start your training with: `{ctx.command_path} -- deepspeed train.py ARGUMENTS`."
             raise click.UsageError(f"{missing} {remedy}", ctx)
@@ -260,7 +261,7 @@ class TypedOrReadCommand(TypedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = args[: args.index("--")] if "--" in args else args
-        if "--" in args or "--help" in own:
+        if "--" in args or set(own) & set(ctx.help_option_names):
             remaining = super().parse_args(ctx, args)
             if ctx.params.get("config_path") is not None:
                 extra = f"`{ctx.params['config_path']}` stands before `--`, so there are two things to plan."
@@ -356,7 +357,7 @@ def shows(model: type[BaseModel], derived: Collection[str] = ()) -> Callable[[_F
 
     def with_fields(function: _Function) -> _Function:
         own = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_shown(parameter))
             for parameter in inspect.signature(function).parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
@@ -378,7 +379,23 @@ def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.P
         annotation, default = annotation | None, None
     else:
         default = field.get_default(call_default_factory=True)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return parameter.replace(annotation=_shown(parameter))
+
+
+def _shown(parameter: inspect.Parameter) -> Any:
+    # The annotation of a parameter, for Prefect's form.
+    return Annotated[parameter.annotation, _MayBeLeftOut()] if parameter.default is None else parameter.annotation
+
+
+@dataclass(frozen=True)
+class _MayBeLeftOut:
+    """An optional parameter, whose box in Prefect's form is just empty. Else the form has a switch "None" there."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
+        found = handler(schema)
+        kinds = [kind for kind in found.get("anyOf", ()) if kind.get("type") != "null"]
+        return kinds[0] if len(kinds) == 1 else found
 
 
 def checked(model: type[_ArgumentsT], given: Mapping[str, Any]) -> _ArgumentsT:

@@ -1,5 +1,6 @@
 """The flow `plan` of deployments."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from zerotune.flows.options import checked, shows, work_folder
 from zerotune.flows.planning import plan_to_end
 from zerotune.tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
 from zerotune.tasks.results import report_plan
-from zerotune.tasks.telling import keep_secrets_from_prefect
+from zerotune.tasks.telling import keep_secrets_from_prefect, name_run
 from zerotune.trial_lib.messages.errors import ProgramNotForeseenError
 from zerotune.trial_lib.plan.plan_record import PlanArguments
 
@@ -41,5 +42,6 @@ def plan(work_dir: Path | None = None, **arguments: Any) -> State[Any]:
         if interrupts.heard or is_interrupt(error):
             return Cancelled(message=interrupts.ended() or "Interrupted. Nothing of it is left.")
         raise
+    name_run(end.record.plan_id, logging.getLogger(__name__))
     report_plan(end.record, end.paths, end.tracker)
     return Completed(message=str(end.paths.root))

@@ -3,9 +3,6 @@
 A study: profile, known winner, the user's configuration, search, confirmation and reduction, report.
 """
 
-import contextlib
-import functools
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,12 +18,13 @@ from pydantic import BaseModel
 from zerotune.flows.flow_run import RunningStudy, finish
 from zerotune.flows.interrupts import interrupts, switch_threads_often
 from zerotune.flows.options import checked, shows, work_folder
-from zerotune.tasks.cancellation import SlotWaits, hear_cancellation, is_interrupt, outlive_worker
+from zerotune.tasks.cancellation import Waits, hear_cancellation, is_interrupt, outlive_worker
 from zerotune.tasks.results import (
     Progress,
     report,
-    report_none,
     report_training,
+    show_answer,
+    show_no_answer,
     tell_finding,
     tell_leader,
     tell_profile,
@@ -35,7 +33,7 @@ from zerotune.tasks.results import (
     train,
 )
 from zerotune.tasks.submit import TrialFuture, submit
-from zerotune.tasks.telling import impatient_if_away, keep_secrets_from_prefect
+from zerotune.tasks.telling import also_in_prefect, impatient_if_away, keep_secrets_from_prefect, name_run
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.records.folders import FULL_EXPERIMENTS, STUDIES, StudyPaths, StudyStatus
 from zerotune.trial_lib.records.result import Outcome, TrialResult
@@ -59,23 +57,6 @@ from zerotune.trial_lib.study.open_full_experiment import (
 from zerotune.trial_lib.study.open_study import OpenStudy, new_study, require_accepted_config, resume_study
 from zerotune.trial_lib.study.profile_report import had_engine, profile_failure
 from zerotune.trial_lib.study.runner import ElsewhereError, Work, WorkEnd
-
-# Loads in a thread, while trials run, what a study imports later.
-
-
-@functools.cache
-def load_ahead() -> None:
-    """Loads what a report needs, in a thread. A later call does nothing."""
-    threading.Thread(target=_load, daemon=True, name="load-ahead").start()
-
-
-def _load() -> None:
-    # What cannot be loaded fails again where it is needed.
-    with contextlib.suppress(Exception):
-        from zerotune.trial_lib.report.html_report import load_all
-
-        load_all()
-
 
 Running = list[tuple[Work, TrialFuture]]  # running work, with its task runs
 
@@ -116,6 +97,7 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
             raise
         # The study has finished, but Prefect did not record that and has retried this run.
         return completed(finished.where, read_record(StudyPaths(Path(finished.where))).regression)
+    name_run(study.record.study_id, study.driver.log)
     return run_with_restarts(RunningStudy(study))
 
 
@@ -135,7 +117,8 @@ def run_with_restarts(running: RunningStudy) -> State[Any]:
     restarts = running.study.driver.setup.arguments.max_search_runner_restarts
     while True:
         try:
-            return run_to_its_end(running)
+            with also_in_prefect(running.study.driver.log):
+                return run_to_its_end(running)
         except InputError:
             # The same input would be wrong again.
             raise
@@ -237,10 +220,11 @@ def run_study(study: OpenStudy) -> RunFailures:
     if answer is None:
         none = no_answer(driver)
         assert none is not None
-        report_none(driver, none)
+        show_no_answer(driver, none)
         return RunFailures(study=none.reason)
     tell_since_last(driver)
-    report(driver, answer, study.tracker)
+    report(driver, answer)
+    show_answer(driver, answer, study.tracker)
     return RunFailures(training=train_with_winner(study) if driver.setup.arguments.run_full_experiment else None)
 
 
@@ -298,7 +282,6 @@ def search(study: OpenStudy) -> None:
     while True:
         for work in driver.next_work(driver.setup.concurrency - len(running)):
             running.append((work, submit(driver, work)))
-        load_ahead()
         progress.update()
         if not running:
             break
@@ -320,7 +303,7 @@ def confirm(study: OpenStudy) -> None:
 
 def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
     """Waits for a trial to end. Removes its work from the list if it was the work's last trial."""
-    waits = SlotWaits(driver.setup.paths, driver.log)
+    waits = Waits(driver.setup.paths, driver.log, driver.state.label)
     while True:
         end = driver.next_ended(timeout_s=0.5)
         # First, because the result of an interrupted trial must not be used.
@@ -383,6 +366,7 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
             raise
         # The training has finished, but Prefect did not record that and has retried this run.
         return Completed(message=finished.where)
+    name_run(full_experiment.record.experiment_id, full_experiment.log)
     return run_experiment(full_experiment)
 
 
@@ -398,6 +382,11 @@ def experiment_open(full_experiment: FullExperiment) -> Flow[..., State[Any]]:
 
 
 def run_experiment(full_experiment: FullExperiment) -> State[Any]:
+    with also_in_prefect(full_experiment.log):
+        return _run_experiment(full_experiment)
+
+
+def _run_experiment(full_experiment: FullExperiment) -> State[Any]:
     try:
         full_experiment.begin()
         end = train(full_experiment)

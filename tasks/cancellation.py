@@ -22,6 +22,7 @@ from rich.console import Console
 
 from zerotune.tasks.telling import impatient, told_if_possible
 from zerotune.trial_lib.records.folders import StudyPaths
+from zerotune.trial_lib.records.units import duration
 from zerotune.trial_lib.study.history import waiting_trials
 
 _PERIOD_S, _PATIENCE_S = 3.0, 4.0
@@ -93,34 +94,33 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (isinstance(error, TerminationSignal) and deployment.id is None)
 
 
-# Waits for slots, in Prefect: the run's log has a word now and then, and its state is named after the wait.
+# Waits, in Prefect: the run's log has a word now and then, and its state is named after a wait for slots.
 
 STATE = "Waiting for slots"
 _FIRST_WORD_S, _RAREST_S = 30.0, 600.0
 
 
-class SlotWaits:
-    """Tells Prefect while all that a run has started waits for slots. The log gets what Prefect does not take."""
+class Waits:
+    """Tells while a run waits for its trials. What waits for slots writes its own lines into the study's log."""
 
-    def __init__(self, paths: StudyPaths, log: logging.Logger) -> None:
-        self._paths, self._log = paths, log
-        self._began = self._next_word = 0.0
+    def __init__(self, paths: StudyPaths, log: logging.Logger, label: Callable[[int], str]) -> None:
+        self._paths, self._log, self._label = paths, log, label
+        self._waits_for_slots = False
+        self._began = time.monotonic()
+        self._next_word = self._began + _FIRST_WORD_S
 
     def tell(self, running: Sequence[int]) -> None:
         """`running` are the numbers of all trials that have been started."""
         waits = list(waiting_trials(self._paths, running).values())
-        is_waiting, was_waiting = 0 < len(waits) == len(running), bool(self._began)
-        if is_waiting and time.monotonic() >= self._next_word:
-            self._began = self._began or time.monotonic()
-            seconds = time.monotonic() - self._began
-            self._next_word = time.monotonic() + min(max(_FIRST_WORD_S, seconds), _RAREST_S)
-            for wait in waits:
-                get_run_logger().info("waiting for slots: %s", wait)
-        if is_waiting != was_waiting:
-            if not is_waiting:
-                self._began = self._next_word = 0.0
-                get_run_logger().info("the wait for slots is over")
+        waits_for_slots, now = 0 < len(waits) == len(running), time.monotonic()
+        if not waits_for_slots and now >= self._next_word and running:
+            seconds = now - self._began
+            self._next_word = now + min(seconds, _RAREST_S)
+            labels = ", ".join(f"{number:04d} {self._label(number)}" for number in running)
+            get_run_logger().info("still running for %s: %s", duration(seconds), labels)
+        if waits_for_slots != self._waits_for_slots:
+            self._waits_for_slots = waits_for_slots
             # Not forced, so a cancellation in between stays.
-            state = Running(name=STATE, message=waits[0]) if is_waiting else Running()
+            state = Running(name=STATE, message=waits[0]) if waits_for_slots else Running()
             with told_if_possible(self._log):
                 get_client(sync_client=True).set_flow_run_state(flow_run.id, state)

@@ -30,6 +30,7 @@ from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.report.study_view import leaderboard, trial_columns
 from zerotune.trial_lib.study.best_command import write_answer
 from zerotune.trial_lib.study.confirm import (
+    OF_THE_ANSWER,
     Answer,
     NoAnswer,
     answer_of,
@@ -45,14 +46,6 @@ from zerotune.trial_lib.study.limits import size_limit
 from zerotune.trial_lib.study.profile_report import model_notes, program_notes, report_profile
 from zerotune.trial_lib.tracking.sync import Tracker
 
-
-def _log(driver: StudyDriver, *lines: str) -> None:
-    # To the study's log, and to that of the run in Prefect.
-    for line in lines:
-        driver.log.info("%s", line)
-        get_run_logger().info(line)
-
-
 # The result of the profile trial, for the study, its log and Prefect.
 
 
@@ -64,7 +57,8 @@ def tell_profile(driver: StudyDriver) -> None:
     limit = size_limit(driver.setup.arguments, driver.known.base_config, profile, program)
     report = report_profile(profile, driver.known.base_config, driver.setup.slots, limit)
     write_whole(driver.setup.paths.profile, report.model_dump_json(indent=2))
-    _log(driver, *report.lines())
+    for line in report.lines():
+        driver.log.info("%s", line)
     profiled = driver.state.profile
     experiment = driver.setup.experiment
     # The study has tried a layer over a folder of its own. The program's may have a reason for none.
@@ -103,7 +97,7 @@ REGRESSION = "zerotune.regression"
 
 @task(name="known winner", cache_policy=NO_CACHE, persist_result=False)
 def tell_start(driver: StudyDriver) -> None:
-    _log(driver, starting_from(driver))
+    driver.log.info("%s", starting_from(driver))
 
 
 @task(name="since the last study", cache_policy=NO_CACHE, persist_result=False)
@@ -112,11 +106,10 @@ def tell_since_last(driver: StudyDriver) -> None:
     compared = since_last_study(driver)
     if compared is None:
         return
-    driver.log.info("the winner: %s", compared.sentence)
+    level = logging.WARNING if compared.is_regression else logging.INFO
+    driver.log.log(level, "the winner: %s", compared.sentence, extra=OF_THE_ANSWER)
     if not compared.is_regression:
-        get_run_logger().info("the winner: %s", compared.sentence)
         return
-    get_run_logger().warning("the winner: %s", compared.sentence)
     name = driver.setup.experiment.name
     with told_if_possible(driver.log):
         emit_event(
@@ -135,7 +128,7 @@ def tell_leader(driver: StudyDriver) -> None:
     """Writes what the search expects most of. Who is in a hurry need not wait for its confirmation."""
     found = search_found(driver)
     if found:
-        _log(driver, found)
+        driver.log.info("%s", found)
 
 
 @task(name="confirm", cache_policy=NO_CACHE, persist_result=False)
@@ -144,7 +137,8 @@ def tell_finding(driver: StudyDriver) -> None:
     if answer is None or answer.finding is None:
         return
     finding = answer.finding
-    _log(driver, finding.sentence, *finding.lines)
+    for line in (finding.sentence, *finding.lines):
+        driver.log.info("%s", line, extra=OF_THE_ANSWER)
     rows = [_row(one, finding.metric) for one in (finding.own, *finding.candidates) if one is not None]
     with told_if_possible(driver.log):
         create_table_artifact(rows, key="confirmation", description=finding.sentence)
@@ -166,55 +160,63 @@ def _row(confirmed: Confirmed, metric: str) -> dict[str, str]:
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
-def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
-    best, finding = answer.best, answer.finding
-    candidate = driver.state.candidates[best.number]
-    metric = driver.metric
+def report(driver: StudyDriver, answer: Answer) -> None:
     write_answer(driver, answer)
-    value = SEARCH_METRICS[metric].shown(best.metrics[metric])
-    measured = f"Trial {best.number:04d} ({driver.state.label(best.number)}): {metric} {value}"
-    headline = answer.sentence or measured
     # `tell_finding` has logged a confirmed answer.
-    _log(driver, *dict.fromkeys([*([headline] if finding is None else []), measured]))
+    headline = [] if answer.finding is not None else [_headline(driver, answer)]
+    for line in dict.fromkeys([*headline, _measured(driver, answer)]):
+        driver.log.info("%s", line, extra=OF_THE_ANSWER)
+
+
+def _measured(driver: StudyDriver, answer: Answer) -> str:
+    best, metric = answer.best, driver.metric
+    value = SEARCH_METRICS[metric].shown(best.metrics[metric])
+    return f"Trial {best.number:04d} ({driver.state.label(best.number)}): {metric} {value}"
+
+
+def _headline(driver: StudyDriver, answer: Answer) -> str:
+    return answer.sentence or _measured(driver, answer)
+
+
+# These two belong to the run itself, and come last: a run's page shows its own artifacts before those of its tasks, and
+# the newest first.
+
+
+def show_answer(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
+    paths, headline, measured = driver.setup.paths, _headline(driver, answer), _measured(driver, answer)
+    candidate, notes = (
+        driver.state.candidates[answer.best.number],
+        () if answer.finding is None else answer.finding.lines,
+    )
     config = json.dumps(deepspeed_part(candidate.complete(driver.known.base_config)), indent=2)
+    said = filter(None, [*notes, cut_short(driver), *(account.sentences for account in answer.why)])
+    lines = [
+        f"## {headline}",
+        *([] if headline == measured else [measured]),
+        "```sh",
+        sent_command(paths.best_command.read_text(), driver.setup.experiment.model_dir),
+        "```",
+        f"- the whole command: `sh {paths.best_command}`",
+        f"- report, once the study has ended: `{paths.report}`",
+        f"- trials in MLflow: {in_words(tracker.ways)}",
+        f"- answer in MLflow: {in_words(tracker.run_ways)}",
+        *(f"- {each}" for each in said),
+        "```json",
+        config,
+        "```",
+    ]
     with told_if_possible(driver.log):
-        create_markdown_artifact(
-            "\n".join(
-                [
-                    f"## {headline}",
-                    *([] if headline == measured else [measured]),
-                    *([] if finding is None else ["", *(f"- {line}" for line in finding.lines), ""]),
-                    *(f"- {line}" for line in filter(None, [cut_short(driver)])),
-                    *(f"- {account.sentences}" for account in answer.why),
-                    "```json",
-                    config,
-                    "```",
-                    "```sh",
-                    sent_command(driver.setup.paths.best_command.read_text(), driver.setup.experiment.model_dir),
-                    "```",
-                    f"- the whole command: `sh {driver.setup.paths.best_command}`",
-                    f"- report, once the study has ended: `{driver.setup.paths.report}`",
-                    f"- trials in MLflow: {in_words(tracker.ways)}",
-                    f"- answer in MLflow: {in_words(tracker.run_ways)}",
-                ]
-            ),
-            key="best-configuration",
-            description="The winning DeepSpeed configuration.",
-        )
         link_to_mlflow(tracker.ways, "mlflow", "The trials in MLflow")
+        text, about = "\n".join(lines), "The winning DeepSpeed configuration."
+        create_markdown_artifact(text, key="best-configuration", description=about)
 
 
-@task(name="report", cache_policy=NO_CACHE, persist_result=False)
-def report_none(driver: StudyDriver, none: NoAnswer) -> None:
-    """Shows in Prefect that a study has no answer. Otherwise the artifact of an earlier study would stand there."""
-    driver.log.warning("%s", none.sentence)
-    get_run_logger().warning(none.sentence)
+def show_no_answer(driver: StudyDriver, none: NoAnswer) -> None:
+    """Otherwise the artifact of an earlier study would stand there."""
+    driver.log.warning("%s", none.sentence, extra=OF_THE_ANSWER)
+    text = f"## {none.headline}\n{none.reason}\n- report, once the study has ended: `{driver.setup.paths.report}`"
     with told_if_possible(driver.log):
-        create_markdown_artifact(
-            f"## {none.headline}\n{none.reason}\n- report, once the study has ended: `{driver.setup.paths.report}`",
-            key="best-configuration",
-            description=none.headline,
-        )
+        create_markdown_artifact(text, key="best-configuration", description=none.headline)
 
 
 # The progress bar and the leaderboard of a running study in Prefect.

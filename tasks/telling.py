@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
-from prefect import Flow
+from prefect import Flow, get_run_logger
 from prefect.artifacts import create_link_artifact
 from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.client.orchestration import get_client
@@ -31,6 +31,7 @@ from prefect.events.worker import EventsWorker
 from prefect.filesystems import LocalFileSystem, NullFileSystem
 from prefect.logging.handlers import APILogHandler
 from prefect.results import ResultStore
+from prefect.runtime import flow_run
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_CLIENT_MAX_RETRIES,
@@ -124,6 +125,32 @@ def said(result: TrialResult, metric: str) -> State:
 def said_of_sizes(ends: Sequence[object]) -> State:
     completed = sum(isinstance(end, TrialResult) and end.outcome is Outcome.COMPLETED for end in ends)
     return Completed(message=f"{completed} of {len(ends)} sizes completed")
+
+
+def name_run(name: str, log: logging.Logger) -> None:
+    """Names a deployment's run after its study. Until it has begun, the server's two words are its name."""
+    with told_if_possible(log):
+        get_client(sync_client=True).update_flow_run(flow_run.id, name=name)
+
+
+@contextlib.contextmanager
+def also_in_prefect(log: logging.Logger) -> Iterator[None]:
+    """Writes what a log tells people, without tracebacks, to the run's log in Prefect too. Call it within a flow."""
+    told = _RunLog()
+    log.addHandler(told)
+    try:
+        yield
+    finally:
+        log.removeHandler(told)
+
+
+class _RunLog(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._run = get_run_logger()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._run.log(record.levelno, "%s", record.getMessage())
 
 
 # Removal of known secrets from all requests of this process to a Prefect server.

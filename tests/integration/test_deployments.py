@@ -29,6 +29,7 @@ from prefect.workers.process import ProcessWorker
 from prefect_docker.worker import DockerWorker
 from prefect_kubernetes import KubernetesWorker
 
+from zerotune.flows.plan import plan
 from zerotune.flows.tune import experiment, tune
 from zerotune.trial_lib.records.result import SEARCH_METRICS
 from zerotune.trial_lib.search.methods import METHODS
@@ -93,10 +94,17 @@ def test_the_form_offers_the_choices_and_keeps_the_limits() -> None:
     assert fields["method"]["enum"] == list(METHODS)
     assert fields["metric"]["enum"] == list(SEARCH_METRICS)
     assert fields["start"]["enum"] == ["warm", "cold"]
-    assert fields["zero_stages"]["anyOf"][0]["items"]["enum"] == [0, 1, 2, 3]
+    assert fields["zero_stages"]["items"]["enum"] == [0, 1, 2, 3]
     assert fields["free_batch"]["type"] == "boolean"
     assert fields["max_trials"]["exclusiveMinimum"] == 0
     assert fields["memory_headroom"]["exclusiveMaximum"] == 1
+
+
+def test_the_form_has_no_switch_called_none() -> None:
+    for flow in (tune, experiment, plan):
+        for name, field in parameter_schema(flow).properties.items():
+            assert "anyOf" not in field, name
+            assert field.get("type") or field.get("enum") or field.get("$ref"), name
 
 
 def test_a_deployments_parameters_are_checked_by_the_form_and_by_the_run(tmp_path: Path) -> None:

@@ -28,6 +28,12 @@ def test_each_command_is_in_its_section() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
+def test_a_command_explains_itself_by_the_short_flag_too(name: str) -> None:
+    short, long = (CliRunner().invoke(cli, [name, flag]) for flag in ("-h", "--help"))
+    assert (short.exit_code, short.output) == (0, long.output)
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
 def test_a_command_is_listed_by_a_short_sentence_in_the_imperative(name: str) -> None:
     command = cli.commands[name]
     line = line_of(command)
