@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -148,6 +148,7 @@ MICRO_BATCH_PARAM = "micro_batch_size"
 ACCUMULATION_PARAM = ACCUMULATION
 FULL_EXPERIMENT = "full_experiment"
 WINNER = "winner"  # the tag of the trial that is the answer
+ORDER = "order"  # the metric that the table of trials is sorted by
 _PARENT = "mlflow.parentRunId"
 IDS = (STUDY_ID, RECORD_ID, _PARENT)  # the tags by which runs are found
 DESCRIPTION = "mlflow.note.content"
@@ -197,6 +198,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         **dict(zip(("gain_low", "gain_high"), record.gain_interval or (), strict=False)),
         **_plan_metrics(PlannedTrials.in_file(paths.planned_trials)),
         **_step_metrics(step_accounts_of(answer)),
+        **order_of(record.metric, answer.get("metrics", {}).get(record.metric), "study"),
     }
     tags = {
         "reason": record.reason,
@@ -220,6 +222,17 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         metrics=as_points(metrics),
         artifacts=[file for file in study_artifacts(paths) if file.exists()],
     )
+
+
+def order_of(
+    metric: str, value: float | None, place: Literal["trial", "study", "answer"] = "trial"
+) -> dict[str, float]:
+    """A trial's place in the table, as a metric: the larger the better. The answer is above all, and its study next."""
+    if value is None:
+        return {}
+    if place != "trial":
+        return {ORDER: (1e6 if place == "answer" else 1e3) * (abs(value) + 1.0)}
+    return {ORDER: -value if SEARCH_METRICS[metric].smaller_is_better else value}
 
 
 def _with_units(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -309,6 +322,8 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         **{f"version.{name}": version for name, version in result.versions.items()},
     }
     shares = {} if result.traced is None else {f"time.{part}": share for part, share in result.traced.shares.items()}
+    foreseen = _foreseen_metrics(paths, result.number)
+    order = order_of(record.metric, result.metrics.get(record.metric))
     steps = [MetricValue("step_time", seconds, step) for step, seconds in enumerate(result.step_times)]
     return RunContent(
         record_id=result.trial_id,
@@ -318,7 +333,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         ended_at=result.started_at + sum(result.phases.values()),
         tags=as_tags(tags),
         params=as_params(_knobs(candidate, {**record.ds_config, PROGRAM: record.switches})),
-        metrics=[*as_points({**_trial_metrics(result), **_foreseen_metrics(paths, result.number), **shares}), *steps],
+        metrics=[*as_points({**_trial_metrics(result), **foreseen, **shares, **order}), *steps],
         artifacts=[file for file in (paths.ds_config, paths.result) if file.exists()],
     )
 

@@ -36,6 +36,7 @@ from zerotune.trial_lib.tracking.run_content import (
     ACCUMULATION_PARAM,
     FULL_EXPERIMENT,
     MICRO_BATCH_PARAM,
+    ORDER,
     PLAN,
     RECORD_ID,
     STAGE_PARAM,
@@ -44,6 +45,7 @@ from zerotune.trial_lib.tracking.run_content import (
     RunContent,
     full_experiment_content,
     legal_name,
+    order_of,
     plan_artifacts,
     plan_content,
     study_artifacts,
@@ -74,8 +76,8 @@ def trials_view(record: StudyRecord) -> tuple[str, str]:
     state = {
         # The study's own run is one of them: it has the answer, the report and the configuration.
         "searchFilter": f"tags.{STUDY_ID} = '{record.study_id}'",
-        "orderByKey": value,
-        "orderByAsc": metric.smaller_is_better,
+        "orderByKey": f"metrics.`{ORDER}`",
+        "orderByAsc": False,
         "selectedColumns": columns,
         "columnOrder": columns,
         "runsHiddenMode": "SHOW_ALL",
@@ -243,7 +245,12 @@ class StudySync(Sync):
         if record.status is StudyStatus.COMPLETED and record.best_number is not None:
             best = paths.trial(record.best_number)
             if best.result.exists():
-                runs.tag(trial_content(record, best, run_id), WINNER, "winner")
+                content = trial_content(record, best, run_id)
+                runs.tag(content, WINNER, "winner")
+                value = next((each.value for each in content.metrics if each.name == ORDER), None)
+                # A metric's last step is what MLflow sorts by.
+                top = order_of(record.metric, value, "answer").items()
+                runs.log_metrics(runs.run_of(content), [(n, v, milliseconds(record.started_at), 1) for n, v in top])
 
     def _send(self, runs: Runs, content: RunContent, fingerprint: str) -> None:
         super()._send(runs, content, fingerprint)

@@ -90,6 +90,7 @@ def test_metrics_memory_and_phases_arrive_and_steps_have_numbers(tmp_path: Path)
         MetricValue("allocator_retries_counted", 2.0),
         MetricValue("phase.steps", 2.0),
         MetricValue("phase.end", 1.0),
+        MetricValue("order", 12.5),
         MetricValue("step_time", 0.5, 0),
         MetricValue("step_time", 0.25, 1),
     ]
@@ -161,6 +162,7 @@ def test_a_value_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     assert study_content(RECORD, paths).metrics == [
         MetricValue("throughput", 3.0),
         MetricValue("samples_per_s", 3.0),
+        MetricValue("order", 4000.0),  # below the answer, above its other trials
     ]
 
 
