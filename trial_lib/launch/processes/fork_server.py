@@ -39,7 +39,7 @@ from zerotune.trial_lib.launch.processes.watchdog import (
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.measurement import Import
 from zerotune.trial_lib.messages.orders import installed_folders
-from zerotune.trial_lib.rank.patching import note_names, stand_in
+from zerotune.trial_lib.rank.patching import Patch, Table, around, installed, note_names, stand_in
 
 # Whether a process can still be forked, as far as the drivers of devices are concerned.
 
@@ -255,7 +255,22 @@ class _SpoiltError(BaseException):
     """A module's import has made forks unsafe."""
 
 
-def import_all(imported: Sequence[Import], left_out: set[str]) -> str | None:
+def _left_to_ranks(original: Any, *args: Any, **kwargs: Any) -> Any:
+    now = getattr(sys.modules[original.__module__], original.__name__)
+    asker = str(sys._getframe(2).f_globals["__name__"])
+    if hasattr(now, "__wrapped__") and not asker.startswith(("torch.", "deepspeed.")):
+        raise _LeftOutError(f"{asker} asks for a device")
+    # A module may have this function by a name of its own, also when the ranks have another.
+    return (original if hasattr(now, "__wrapped__") else now)(*args, **kwargs)
+
+
+_CUDA_ASKS = "is_available device_count is_bf16_supported get_device_capability get_device_name get_device_properties"
+_ASKS = [*(f"cuda.{name}" for name in _CUDA_ASKS.split()), "accelerator.is_available accelerator.current_accelerator"]
+_WHY = "A module or a cache may keep the answer, and a foreseen rank has a device, unlike this process."
+_DEVICES: Table = (Patch("torch", " ".join(_ASKS), _WHY, around(_left_to_ranks), may_lack=True),)
+
+
+def import_all(imported: Sequence[Import], left_out: set[str], is_foreseeing: bool = False) -> str | None:
     """Imports modules in their order. A module that fails, or needs one that is left out, is left to the ranks.
 
     Returns:
@@ -264,7 +279,11 @@ def import_all(imported: Sequence[Import], left_out: set[str]) -> str | None:
     # Before any code of the program's own, only what is imported has set variables.
     leads = all(isinstance(each, str) and " " in each for each in imported)
     refused = set(left_out)
-    with _watched(refused) as failed, _own_environment(rank_process.set_by_imports if leads else {}):
+    with (
+        _watched(refused) as failed,
+        installed(_DEVICES if is_foreseeing else ()),
+        _own_environment(rank_process.set_by_imports if leads else {}),
+    ):
         for each in imported:
             failed.clear()
             if isinstance(each, dict):
@@ -459,7 +478,7 @@ class ForkServer:
             # The imports. The fork takes over if they make this process unfit to fork, or take too long.
             leaves_all = takes_too_long or len(self._left_out) > _MOST_LEFT_OUT
             with _importing(), _in_time(ends_at if patience_s and not leaves_all else None, hand_over):
-                spoilt_by = None if leaves_all else import_all(imported, self._left_out | without)
+                spoilt_by = None if leaves_all else import_all(imported, self._left_out | without, bool(without))
             if spoilt_by:
                 hand_over(spoilt_by)
             os.close(tell)

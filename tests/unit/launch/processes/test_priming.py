@@ -62,3 +62,18 @@ def test_a_rank_imports_a_package_that_the_server_could_not_as_for_the_first_tim
 def test_a_package_that_fails_is_begun_once_however_many_modules_need_it(installed: list[str]) -> None:
     import_all(["adapters", "adapters.layers", "adapters.layers.tuned", "trainer", "beside"], {"starts_thread"})
     assert installed == ["adapters", "adapters.layers", "adapters.layers.tuned", "trainer", "beside"]
+
+
+def test_a_server_of_foreseen_runs_leaves_out_what_asks_for_a_device(installed: list[str], tmp_path: Path) -> None:
+    """A framework asks while it is imported and keeps the answer. Who only takes the function is imported."""
+    ask = "import torch, functools\n@functools.cache\ndef has_gpu():\n    return torch.cuda.is_available()\n"
+    beside = "import begun, asks\nbegun.modules.append('framework')\n"
+    (tmp_path / "asks.py").write_text(ask)
+    (tmp_path / "framework.py").write_text(f"{beside}GPU = asks.has_gpu()")
+    (tmp_path / "takes.py").write_text("from torch.cuda import is_available\nimport torch")
+    import_all(["framework", "takes"], set(), is_foreseeing=True)
+    assert "framework" not in sys.modules
+    assert importlib.import_module("takes").is_available() == importlib.import_module("framework").GPU
+    assert importlib.import_module("asks").has_gpu.cache_info().misses == 2
+    assert importlib.import_module("torch").cuda.is_available.__module__ == "torch.cuda"
+    assert installed.count("framework") == 2
