@@ -408,6 +408,36 @@ def _copy_prompt(texts: torch.Tensor, prompt: Any) -> None:
 _texts = _Texts()
 
 
+# What libraries ask of a tensor: whether it is fake, as it is while a program is traced.
+
+_OF_FAKES = ("torch._subclasses", "torch._subclasses.fake_tensor")
+_NOT_TRACED = "Libraries take another way if a program is traced (masks of transformers). Torch itself has to know."
+
+
+class _OfNone(type(FakeTensor)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return False
+
+
+class _NoTensor(FakeTensor, metaclass=_OfNone):
+    """The class as libraries get it. It has no objects."""
+
+
+def _hide_fakes(module: Any, mode: FakeTensors) -> None:
+    def answer(name: str, to_others: Any) -> property:
+        def asked(asked_module: Any) -> Any:
+            asker = str(sys._getframe(1).f_globals.get("__name__"))
+            return vars(asked_module)[name] if asker.startswith(("torch.", "zerotune.")) else to_others
+
+        return property(asked)
+
+    # A property comes before what a module has, and the module's own code does not ask it.
+    own = {"FakeTensor": answer("FakeTensor", _NoTensor)}
+    if hasattr(module, "is_fake"):
+        own["is_fake"] = answer("is_fake", lambda tensor: False)
+    module.__class__ = type("Module", (type(module),), own)
+
+
 # What libraries ask of a computer: the CPU or CUDA.
 
 
@@ -466,8 +496,7 @@ PATCHES: Table = (
         around(_own_attention),
         may_lack=True,
     ),
-    # Since transformers 5.
-    Patch("transformers.utils.import_utils", "is_fake_tensor", "Nothing is traced here.", always(False), may_lack=True),
+    *(Change(module, "FakeTensor is_fake", _NOT_TRACED, _hide_fakes) for module in _OF_FAKES),
     Patch(
         "transformers.modeling_attn_mask_utils",
         "_prepare_4d_causal_attention_mask_for_sdpa.__code__",

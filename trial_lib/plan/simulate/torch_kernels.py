@@ -268,6 +268,17 @@ def _gru_cell(original: Any, mode: FakeTensors) -> Any:
     return gru_cell
 
 
+# Torch takes them apart on a device of another maker, before a mode sees them (ATen/native/native_functions.yaml).
+_BACKWARD = ("silu_backward", "mish_backward")
+
+
+def _add_backward_kernels(module: Any, mode: FakeTensors) -> None:
+    library = torch.library.Library("aten", "IMPL")
+    for name in _BACKWARD:
+        library.impl(name, lambda gradient, input_: torch.empty_like(input_), "PrivateUse1")
+    _libraries.append(library)
+
+
 def _add_grouped_products(module: Any, mode: FakeTensors) -> None:
     flop_registry.update(grouped_products())
 
@@ -298,6 +309,7 @@ PATCHES: Table = (
         "implementation. Its way of training takes their place.",
         lambda module, mode: torch.backends.mha.set_fastpath_enabled(False),
     ),
+    Change("torch", " ".join(_BACKWARD), "CUDA has a kernel for it.", _add_backward_kernels),
     Patch("torch", "rms_norm", "CUDA has a kernel for it.", _rms_norm),
     Patch("torch", "_VF.gru_cell", "CUDA has a kernel for it.", _gru_cell),
 )
