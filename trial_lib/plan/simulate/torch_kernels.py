@@ -311,5 +311,14 @@ PATCHES: Table = (
     ),
     Change("torch", " ".join(_BACKWARD), "CUDA has a kernel for it.", _add_backward_kernels),
     Patch("torch", "rms_norm", "CUDA has a kernel for it.", _rms_norm),
+    *(
+        Change(
+            module,
+            "_foreach_supported_types",
+            "By this list of classes torch updates and clips all parameters at once, with a copy of them.",
+            lambda module, mode: module._foreach_supported_types.append(FakeTensor),
+        )
+        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils")
+    ),
     Patch("torch", "_VF.gru_cell", "CUDA has a kernel for it.", _gru_cell),
 )
