@@ -24,8 +24,8 @@ _OWN_FILE = Path(__file__).with_name("devices.yaml")
 # In gigabytes a second, and one number without a unit.
 _RATES = ("bandwidth", "link", "network", "to_host", "host_bandwidth", "disk")
 _SIZES = {"memory_gib": "memory", "host_memory_gib": "host_memory"}
-_NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host", "attained", "capability")
-_OPTIONAL = ("attained", "capability", "disk")
+_NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host", "attained", "attention", "capability")
+_OPTIONAL = ("attained", "attention", "capability", "disk")
 _KEYS = ("like", "sheet", "teraflops", *_NUMBERS)
 _DTYPES = tuple(each.name for each in fields(DataSheet) if each.name != "multiprocessors")
 
@@ -48,6 +48,7 @@ class DeviceFigures:
     disk: float = 2.5e9  # what the host's NVMe drives read, for each device
     # The share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'
     attained: float = 1.0
+    attention: float = 1.0  # what fused attention gets of its peak, relative to the same of an A100
     capability: float = 8.0  # the compute capability of an NVIDIA device
     sheet: str = ""  # the name of its data sheet in `trial_lib/device/data_sheets.py`; empty if it has peaks of its own
 
@@ -199,21 +200,25 @@ class Efficiencies:
 
     # Share of the peak FLOP/s that products of matrices get, convolutions included
     matmul: Constant = Constant(0.62, 0.12)
-    # Share of it that fused causal attention seems to get, as FLOPs of the model count. It computes half.
-    attention: Constant = Constant(0.81, 0.3)
+    # Share of it that fused causal attention seems to get on an A100, as FLOPs of the model count. It computes half.
+    attention: Constant = Constant(0.6, 0.4)
     memory: Constant = Constant(0.83, 0.12)  # share of the memory's bandwidth that all other operations get
     link: Constant = Constant(0.56, 0.25)  # share of the links within a host that collectives get
     network: Constant = Constant(0.42, 0.35)  # share of the network
     to_host: Constant = Constant(0.76, 0.3)  # share of the link to the host
-    # The public rows say 0.12. A host with 16 cores for one H200 was 8 times as fast (`benchmarks/gpu`).
-    host_update: Constant = Constant(0.12, 1.2)  # share of the host's memory bandwidth that DeepSpeed's CPU Adam gets
+    # Share of the host's memory bandwidth that DeepSpeed's CPU Adam gets, if all ranks of a host update at once
+    host_update: Constant = Constant(0.12, 1.2)
     # Share of the figure of NVMe drives. The figure itself is assumed, so nearly nothing is known of it.
     disk: Constant = Constant(1.0, 0.9)
-    launch: Constant = Constant(8e-6, 0.3)  # seconds in which the host issues an operation
+    # Seconds in which the host issues an operation, with the model's own Python. The public rows do not decide it. On
+    # an H200's host steps of many small ones took 16 us for each (benchmarks/results/gpu_h200_steps_foreseen.json).
+    launch: Constant = Constant(1.6e-5, 0.5)
     collective: Constant = Constant(5e-5, 0.3)  # seconds in which the host issues a collective
     # Seconds of the hooks with which stage 3 surrounds each module, forward or backward
     module: Constant = Constant(2.9e-4, 0.4)
-    whole: Constant = Constant(1.0, 0.36)  # what all of this leaves out. Its value multiplies a step.
+    # What all of this leaves out. Its value multiplies a step. The spread is that by which 90 % of left-out sources are
+    # held (benchmarks/foresee/public_gpus/fit_speed.py).
+    whole: Constant = Constant(1.0, 0.47)
 
     def changed(self, logarithms: Mapping[str, float]) -> "Efficiencies":
         """These constants, each multiplied by the exponential of its entry."""
@@ -326,17 +331,28 @@ def kernel_seconds(operation: Operation, dtype: str, device: DeviceFigures, effi
     kind = OPERATIONS[operation.kind]
     if kind not in ON_MATRIX_UNITS:
         return max(_SHORTEST, moving)
-    share = _SHARES.get(kind, 1.0) * (efficiencies.attention if "attention" in kind else efficiencies.matmul).value
+    share = efficiencies.matmul.value
+    if "attention" in kind:
+        share = _SHARES.get(kind, 1.0) * efficiencies.attention.value * device.attention
     return _SHORTEST + max(moving, operation.flops / (device.peak(dtype) * device.attained * share))
+
+
+_OF_THREAD, _OF_MEMORY = 4.6e9, 0.96
 
 
 def host_seconds(operation: Operation, cluster: Cluster, efficiencies: Efficiencies) -> float:
     """Returns the seconds of an operation of the host's processor, such as DeepSpeed's CPU Adam.
 
     The host's memory bounds it: an update of Adam reads and writes 28 bytes for ten operations. A rank has its device's
-    share of the host, as it has of the host's memory, whether the other devices train or not.
+    share of the host, as it has of the host's memory. Launchers give each of several ranks one thread, or leave all
+    cores to all of them. A rank that is alone has a thread on each of its cores.
     """
-    return operation.moved / (cluster.device.host_bandwidth * efficiencies.host_update.value)
+    device = cluster.device
+    rate = device.host_bandwidth * efficiencies.host_update.value
+    if cluster.per_host == 1:
+        # Both figures are of a host with 16 cores for one H200, whose update got 74 GB/s (`benchmarks/gpu`).
+        rate = max(rate, min(device.host_cores * _OF_THREAD, _OF_MEMORY * device.host_bandwidth))
+    return operation.moved / rate
 
 
 # The devices of a plan as they are typed, such as `a100-40gb:2x8` or `h200:8`, and their prices, `h100-80gb=2.99`.

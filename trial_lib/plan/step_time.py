@@ -124,7 +124,9 @@ def model_flops(run: ForeseenRun) -> float:
     for stretches, times in ((step.repeated, step.times), (step.last, 1)):
         for stretch in stretches:
             if stretch.moment in work:
-                work[stretch.moment] += times * sum(each.flops for each in stretch.operations)
+                work[stretch.moment] += times * sum(
+                    each.flops for each in stretch.operations if kind_of(each) not in ("to_host", "to_device")
+                )
     return work["forward"] + min(work["backward"], 2 * work["forward"])
 
 
@@ -500,7 +502,8 @@ class _Layer:
         if operation.on_host:
             self._timeline.wait(self._timeline.to_host, "transfers")
             self._timeline.catch_up()
-            self._timeline.pause(host_seconds(operation, self._cluster, self._constants), "host_update")
+            seconds = self._launch + host_seconds(operation, self._cluster, self._constants)
+            self._timeline.pause(seconds, "host_update")
         elif kind in COLLECTIVES:
             self._transfer(operation, kind, moment)
         elif kind in ("to_host", "to_device"):
@@ -555,7 +558,8 @@ class _Layer:
     def _copy(self, operation: Operation, kind: str, moment: str) -> None:
         timeline, zero = self._timeline, self._zero
         optimizer = kind == "to_host" or moment == "update"
-        pinned = zero.pins_optimizer if optimizer else zero.pins_params
+        # What changes its format goes by way of pages that are not locked.
+        pinned = (zero.pins_optimizer if optimizer else zero.pins_params) and not operation.flops
         seconds = copy_seconds(operation.moved, pinned, self._cluster, self._constants)
         self._busy["copies"] += seconds
         timeline.host += self._launch

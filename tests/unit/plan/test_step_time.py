@@ -6,7 +6,14 @@ import pytest
 from synthetic import DEVICE, EXACT, TWO, carried, moving, product, run_of
 
 from zerotune.trial_lib.messages.foreseen_run import OPERATIONS, ForeseenRun, Operation
-from zerotune.trial_lib.plan.devices import Cluster, Constant, Efficiencies
+from zerotune.trial_lib.plan.devices import (
+    Cluster,
+    Constant,
+    Efficiencies,
+    host_seconds,
+    kernel_seconds,
+    known_devices,
+)
 from zerotune.trial_lib.plan.step_time import PARTS, planned_step
 
 
@@ -117,6 +124,38 @@ def test_an_offloaded_optimizer_waits_for_its_gradients(
     update = [moving(2.0, "update", on_host=1), moving(1.0, "to_device")]
     run = run_of(("backward", backward), ("update", update), **zero(2, **OFFLOADED, **settings))
     assert parts_of(run) == expected
+
+
+def test_a_copy_that_changes_the_format_is_never_of_locked_pages() -> None:
+    """Parameters that are offloaded without the optimizer (measured 3.43 s, once foreseen in 0.30 s)."""
+    sent = moving(1.0, "to_host")
+    settings = zero(3, **OFFLOADED)
+    locked, plain = (
+        parts_of(run_of(("update", [each, moving(2.0, "copy", on_host=1)]), **settings))
+        for each in (sent, sent._replace(flops=1.0))
+    )
+    assert (locked["transfers"], locked["host_update"]) == (1.0, 1.0)
+    assert plain["transfers"] > 3 * locked["transfers"]
+
+
+def test_a_rank_that_is_alone_updates_with_all_cores_of_its_host() -> None:
+    one = moving(148.0, "update", on_host=1)
+    device = known_devices()["h200-141gb"]
+    alone, among = (host_seconds(one, Cluster(device=device, per_host=per_host), Efficiencies()) for per_host in (1, 8))
+    # 14 threads of 4.6 GB/s, and the share of its bandwidth that the public rows say.
+    assert alone == pytest.approx(148 / (14 * 4.6), rel=0.01)
+    assert among == pytest.approx(148 / (0.12 * 77), rel=0.01)
+
+
+def test_attention_is_as_fast_as_it_was_measured_on_each_kind_of_device() -> None:
+    causal = Operation(OPERATIONS.index("attention"), 0, 1e15, 1.0)
+    shares = {
+        name: 1e15 / kernel_seconds(causal, "bfloat16", device, Efficiencies()) / device.peak("bfloat16")
+        for name, device in known_devices().items()
+    }
+    assert shares["a100-80gb"] == pytest.approx(0.6, rel=0.01)
+    assert shares["h100-80gb"] == pytest.approx(0.4 * 0.93, rel=0.01)
+    assert shares["h200-141gb"] > 1.4 * shares["a100-80gb"]
 
 
 def waits_for(kind: str) -> Operation:

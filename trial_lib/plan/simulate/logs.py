@@ -259,7 +259,11 @@ def cost_of(
             target = made[0] if made else inputs[0]
             to_device = target.device.type == DEVICE
             kind = INDEX["to_device" if to_device else "to_host"]
-            return kind, _dtype(first, dtypes), 0.0, float(bytes_of(target)), 0
+            source = inputs[0] if made else next((each for each in inputs[1:]), target)
+            # Torch changes the format on the host, in pages that are not locked (aten/src/ATen/native/cuda/Copy.cu).
+            changed = bytes_of(source) + bytes_of(target) if source.dtype != target.dtype else 0
+            sent = bytes_of(target if to_device else source)
+            return kind, _dtype(first, dtypes), float(changed), float(sent), 0
     # Bytes: of all inputs and outputs, but only the rows that an embedding reads.
     if name == "embedding":
         moved = 2.0 * bytes_of(made[0]) + bytes_of(inputs[1])
@@ -307,6 +311,9 @@ _TF32 = {
 }
 
 
+_COPIES = {INDEX["to_device"], INDEX["to_host"]}
+
+
 class OperationLog:
     """Notes operations, with the formats of their numbers and their modules by index."""
 
@@ -325,7 +332,9 @@ class OperationLog:
         kind, dtype, flops, moved, on_host = cost
         if (allowed := _TF32.get(kind)) and self.dtypes[dtype] == "float32" and not on_host and allowed():
             dtype = self._index_of("tf32")
-        self.rows.append((kind, dtype, flops, moved, 1, self._stack[-1], on_host))
+        row = (kind, dtype, flops, moved, 1, self._stack[-1], on_host)
+        changed = [(INDEX["copy"], dtype, 0.0, flops, 1, row[-2], 1)] if kind in _COPIES and flops else []
+        self.rows += [row, *changed] if kind == INDEX["to_host"] else [*changed, row]
 
     def cost(self, func: Any, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> Any:
         return cost_of(func, args, kwargs, inputs, made, out, self.dtypes)
