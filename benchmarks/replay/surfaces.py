@@ -111,11 +111,15 @@ class SurfaceWorld(ClusterWorld):
         )
 
     def _largest(self, arm: Arm, positions: Mapping[str, int]) -> float:
-        # The throughput of a family at the largest size that fits; 0 if none does. The need is linear in the size.
+        # The throughput of a family at the largest size that fits; 0 if none does.
         knobs = arm.with_fine({knob.path: knob.values[positions[knob.path]] for knob in arm.fine})
-        (after, one), (_, two) = (self._memory(self.candidate(knobs, size)) for size in (1, 2))
-        size = int(min(self.largest_size, 1 + (self.problem.profile.gpu_mem - after - one) // (two - one)))
+        size = self.largest_size_of(knobs)
         return self.truth(self.candidate(knobs, size)) or 0.0 if size > 0 else 0.0
+
+    def largest_size_of(self, knobs: Mapping[str, Any]) -> int:
+        """Returns the largest micro-batch (samples) that fits; at most 0 if none does. The need is linear in it."""
+        (after, one), (_, two) = (self._memory(self.candidate(knobs, size)) for size in (1, 2))
+        return int(min(self.largest_size, 1 + (self.problem.profile.gpu_mem - after - one) // (two - one)))
 
 
 def _thinned(space: SearchSpace, draws: random.Random) -> SearchSpace:

@@ -19,6 +19,7 @@ from benchmarks.replay.methods import create
 from benchmarks.replay.regret import Course
 from benchmarks.replay.surfaces import SurfaceWorld
 from zerotune.trial_lib.search.base import ExpectedArm, key_of
+from zerotune.trial_lib.search.cost_model import HALF_SIZE
 
 RESULTS = Path(__file__).parents[1] / "results" / "replay_wrong_order.json"
 WORLD, NEAR = "shuffled order", 0.05
@@ -26,15 +27,26 @@ ORDERS = ("true", "none", "reverse")
 
 
 def planned(world: SurfaceWorld, order: str) -> None:
-    """Gives searches a plan in which the arms' speeds have an order."""
+    """Gives searches a plan in which the arms' speeds have an order. Its memory is right: each arm has the largest
+    micro-batch that fits, as in any plan.
+    """
     arms, base = world.problem.space.arms, world.problem.base_config
     costs = [{"true": cost, "none": 0.0, "reverse": -cost}[order] for cost in world.arm_costs]
     first = None if order == "none" else min(range(len(arms)), key=lambda place: costs[place])
-    expected = tuple(
-        ExpectedArm(key=key_of(arm, base), label=arm.label, samples_per_s=exp(-cost), is_first=place == first)
-        for place, (arm, cost) in enumerate(zip(arms, costs, strict=True))
-    )
-    world.problem = replace(world.problem, expected=expected)
+    expected = []
+    for place, (arm, cost) in enumerate(zip(arms, costs, strict=True)):
+        size = max(1, world.largest_size_of(arm.family(0)))
+        speed = exp(-cost) / (1 + HALF_SIZE / size)
+        expected.append(
+            ExpectedArm(
+                key=key_of(arm, base),
+                label=arm.label,
+                micro_batch=size,
+                samples_per_s=speed,
+                is_first=place == first,
+            )
+        )
+    world.problem = replace(world.problem, expected=tuple(expected))
 
 
 def trials_of(trials: int, seed: int) -> dict[str, float]:
