@@ -19,7 +19,15 @@ import numpy as np
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.search.base import FreeBatchGain, Search, SearchProblem, expected_costs, key_of, switches_in
+from zerotune.trial_lib.search.base import (
+    FreeBatchGain,
+    Search,
+    SearchProblem,
+    expected_costs,
+    expected_curves,
+    key_of,
+    switches_in,
+)
 from zerotune.trial_lib.search.cost_model import Array, CostModel, Point, SpaceCoordinates
 from zerotune.trial_lib.search.methods import AdaptiveSettings
 from zerotune.trial_lib.search.probes import ArmProbes, Surprises
@@ -115,6 +123,8 @@ _NEARLY_EQUAL = 0.02
 # The race is settled if none of its trials is expected to gain this share. By replay, fine knobs come too early before
 # that, because the largest sizes of other arms are not measured yet.
 _SETTLED = 0.01
+# The share of trials that may fail because nothing safer had much to gain.
+_RISKED = 0.1
 # Larger sizes that a sweep may reach, besides the one that surely fits. The group itself finds out whether they fit.
 _SWEPT_SIZES = 2
 # Arms whose settings of fine knobs are weighed at several sizes, and at how many.
@@ -139,7 +149,8 @@ class AdaptiveSearch(Search):
         self._headroom = settings.memory_headroom
         self._coordinates = SpaceCoordinates(problem.space, problem.device)
         self._arms = problem.space.arms
-        self._prior_costs = expected_costs(self._arms, problem.base_config, problem.expected)
+        planned = self._arms, problem.base_config, problem.expected
+        self._prior_costs, self._prior_curves = expected_costs(*planned), expected_curves(*planned)
         self._limits = [ArmLimits() for _ in self._arms]
         self._failures = Failures()
         self._fitting = FittingSizes(policy, problem, settings.memory_headroom)
@@ -276,6 +287,8 @@ class AdaptiveSearch(Search):
                 [measured.cost for measured in known],
                 [point for point in self._running.values() if point is not None],
                 self._failed,
+                bool(self.problem.expected),
+                self._prior_curves,
             )
             self._model_then = self._changes, model
         return self._model_then[1]
@@ -295,10 +308,13 @@ class AdaptiveSearch(Search):
         if gains.max(initial=0.0) < _SETTLED:
             fine = self._untried(self._fine_options())
             options, gains = [*options, *fine], np.concatenate([gains, self._gains(fine)])
-        if not options and not self._in_flight:
-            # Failures for memory have lowered all probabilities. Candidates with even odds are still worth a trial.
-            options = self._racing(risk=EVEN_ODDS)
-            gains = self._gains(options)
+        if not self._in_flight and (not options or (self._may_risk and gains.max(initial=0.0) < _SETTLED)):
+            # Candidates with even odds are worth a trial too. Failures for memory have lowered all probabilities, or
+            # what surely fits has little more to gain.
+            risky = self._racing(risk=EVEN_ODDS)
+            of_risky = self._gains(risky)
+            if not options or of_risky.max(initial=0.0) >= _SETTLED:
+                options, gains = risky, of_risky
         # Or measure a possible answer again.
         again = self._again()
         gains_again = self._model().predict(again).gain
@@ -311,6 +327,11 @@ class AdaptiveSearch(Search):
         nearly_equal = 0.0 if self.problem.foreseen else _NEARLY_EQUAL
         near = [place for place, gain in enumerate(gains) if gain >= most * (1 - nearly_equal)]
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
+
+    @property
+    def _may_risk(self) -> bool:
+        # Probabilities of foreseen arms hold.
+        return bool(self.problem.foreseen) and len(self._did_not_fit) < _RISKED * (self._asked + 1)
 
     def _again(self) -> list[Point]:
         in_flight = set(self._running.values())
@@ -435,8 +456,9 @@ class AdaptiveSearch(Search):
             for measured, cost in zip(known, expected.tolist(), strict=True):
                 ours.setdefault(measured.point.arm, []).append((cost, measured.point))
             alike = self._coordinates.of_deepspeed(ours).tolist()
+            in_flight = [point for point in self._running.values() if point is not None]
             probes = {
-                arm: ArmProbes.of(self._arms[arm], arm, same, each, model.expected)
+                arm: ArmProbes.of(self._arms[arm], arm, same, each, in_flight, model.expected)
                 for same, (arm, each) in zip(alike, ours.items(), strict=True)
             }
             self._probes_then = self._changes, probes

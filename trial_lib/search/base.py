@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations_with_replacement
 from math import log, log1p
@@ -17,7 +17,7 @@ from zerotune.trial_lib.records.candidate import Candidate, Sweep, Withdrawal
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause_of, without_log
 from zerotune.trial_lib.records.switches import place_of, unforeseen_switches
 from zerotune.trial_lib.search.allocations import ForeseenArm
-from zerotune.trial_lib.search.cost_model import HALF_SIZE, prior_costs
+from zerotune.trial_lib.search.cost_model import HALF_SIZE, SizeCurve, prior_costs
 from zerotune.trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves, plain
 from zerotune.trial_lib.search.methods import SearchSettings
 from zerotune.trial_lib.search.zero_settings import ArmKey, arm_key
@@ -169,11 +169,22 @@ class ExpectedArm:
     is_first: bool = False  # whether it is the plan's answer
     no_room: str = ""  # why it cannot fit here, as a clause; empty if it may
     switches: frozenset[str] = frozenset()  # places of switches that the plan's foreseen runs have set
+    speeds: Mapping[int, float] = field(default_factory=dict)  # samples/s at other sizes too, if the plan says them
 
     @property
     def cost(self) -> float:
         """The logarithm of a sample's cost at a large micro-batch, up to a constant of the plan."""
-        return -log(self.samples_per_s) - log1p(HALF_SIZE / self.micro_batch)
+        return self._cost_at(self.micro_batch, self.samples_per_s)
+
+    @property
+    def curve(self) -> SizeCurve:
+        """What the plan's sizes cost beside that, ascending. The usual share of overhead at a size is no part of it."""
+        found = sorted(self.speeds.items())
+        return [size for size, _ in found], [self._cost_at(size, speed) - self.cost for size, speed in found]
+
+    @staticmethod
+    def _cost_at(size: int, speed: float) -> float:
+        return -log(speed) - log1p(HALF_SIZE / size)
 
 
 def switches_in(expected: Iterable[ExpectedArm]) -> frozenset[str]:
@@ -182,10 +193,11 @@ def switches_in(expected: Iterable[ExpectedArm]) -> frozenset[str]:
 
 
 def key_in_plan(config: Mapping[str, Any], base_config: Mapping[str, Any], foreseen: Collection[str]) -> ArmKey:
-    """Returns the key that a plan has of a configuration's arm; an empty one if the layout is not the user's. A plan
-    keeps the user's layout, and does not record which switches are layouts.
+    """Returns the key that a plan has of a configuration's arm; an empty one if the layout is neither the user's nor
+    one of foreseen switches. A plan does not record which switches are layouts.
     """
-    if Layout.of(config) != Layout.of(base_config):
+    others = {place: kind for place, kind in (base_config.get(LAYOUTS) or {}).items() if place not in foreseen}
+    if Layout.of({**config, LAYOUTS: others}) != Layout.of({**base_config, LAYOUTS: others}):
         return ()
     return arm_key({key: value for key, value in config.items() if key != LAYOUTS}, foreseen)
 
@@ -210,6 +222,15 @@ def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected
     level = median(levels)
     costs = [by_formula + level if cost is None else cost for cost, by_formula in zip(found, formula, strict=True)]
     return [cost - min(costs) for cost in costs]
+
+
+def expected_curves(
+    arms: Sequence[Arm], base_config: Mapping[str, Any], expected: Sequence[ExpectedArm]
+) -> dict[int, SizeCurve]:
+    """Returns the expected curve over sizes of each arm that has one, by the arm's number."""
+    curves, foreseen = {arm.key: arm.curve for arm in expected if arm.speeds}, switches_in(expected)
+    keys = [key_of(arm, base_config, foreseen) for arm in arms] if curves else []
+    return {arm: curves[key] for arm, key in enumerate(keys) if key in curves}
 
 
 def without_hopeless(

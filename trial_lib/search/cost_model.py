@@ -10,11 +10,11 @@ the arms that share its stage or its offload. The effect of a knob in one arm is
 Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2 and 5.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product, starmap
+from itertools import product
 from math import log
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -185,9 +185,11 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 _LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.1, 0.08, 0.2, 0.05, 0.1
 # The expected costs of arms may be off, each for itself, by this share of them: the further behind an arm is expected,
 # the less sure that is. And all of them may be wrong together, even in their order. Their weight is 1, with one of
-# these deviations, which have these probabilities before any trial.
+# these deviations, which have these probabilities before any trial. Where a plan's costs are wrong together, each arm's
+# may also be off by as much as this, because the intervals of its speeds are a factor of two wide, either way.
 _OWN_SHARE = 0.2
 _ORDERS = {0.3: 0.85, 1.5: 0.15}
+_STRAYS = 0.5
 _CURVE_OCTAVES = 1.5
 # The share of an arm's own part that arms with other switches of the program have as well. A compiled model, or one
 # that recomputes, sends the same gradients. By replay of the clusters with switches (benchmarks/replay).
@@ -228,6 +230,10 @@ class Point:
     size: int
 
 
+SizeCurve: TypeAlias = tuple[Sequence[int], Sequence[float]]
+"""Micro-batch sizes (samples, ascending), and what each costs beside the usual curve (logarithms)."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The prediction for some points, in logarithms of the cost."""
@@ -245,6 +251,7 @@ class _Scales:
     fine: float
     noise: float
     weight: float  # the deviation of the weight that the arms' expected costs have
+    strays: float = 0.0  # the deviation of each arm's own part, beside the usual one
 
 
 @dataclass(frozen=True)
@@ -261,7 +268,7 @@ class _Relations:
     def covariance(self, scales: _Scales) -> Array:
         overheads = np.outer(_overhead(self.sizes, scales.half_size), _overhead(self.other_sizes, scales.half_size))
         covariance: Array = self.fixed + scales.weight**2 * self.usual + scales.fine**2 * self.fine
-        covariance += _OVERHEAD**2 * self.same_arm * overheads
+        covariance += (_OVERHEAD**2 * overheads + scales.strays**2) * self.same_arm
         return covariance
 
 
@@ -279,7 +286,8 @@ class CostModel:
     """The process, given some measured points. `rivals` compete for the answer, the best expectation first. The prior
     costs are those of arms above the cheapest, before any is measured. The cost `grows` with the micro-batch size, as
     the time of a step does if its batch is free, or falls with it. Pending points are in flight, and count as measured
-    at their expectation. Points that are `out` cannot be the answer.
+    at their expectation. Points that are `out` cannot be the answer. If it `is_planned`, the costs are those of a plan.
+    `curves` are what it expects of the sizes of some arms beside the usual curve.
     """
 
     def __init__(
@@ -291,8 +299,12 @@ class CostModel:
         costs: Sequence[float],
         pending: Sequence[Point] = (),
         out: Container[Point] = (),
+        is_planned: bool = False,
+        curves: Mapping[int, SizeCurve] | None = None,
     ) -> None:
         self._coordinates = coordinates
+        self._curves = curves or {}
+        self._strays = _STRAYS if is_planned else 0.0
         self._prior_costs = np.array(prior_costs) - min(prior_costs)
         self._grows = grows
         self._points = list(points)
@@ -389,7 +401,15 @@ class CostModel:
             + self._coordinates.fine_costs([(point.arm, point.index) for point in points])
             + _DEPARTURE * self._departures(points)
             + (np.log1p(sizes / half_size) if self._grows else np.log1p(half_size / sizes))
+            + self._beside_usual_curve(arms, sizes)
         )
+
+    def _beside_usual_curve(self, arms: npt.NDArray[np.int64], sizes: Array) -> Array:
+        beside = np.zeros(len(arms))
+        for arm in self._curves.keys() & set(arms.tolist()):
+            planned, costs = self._curves[arm]
+            beside[arms == arm] = np.interp(np.log2(sizes[arms == arm]), np.log2(planned), costs)
+        return beside
 
     def _departures(self, points: Sequence[Point]) -> Array:
         return self._coordinates.departures([(point.arm, point.index) for point in points])
@@ -422,7 +442,9 @@ class CostModel:
     # -- the fitted numbers --------------------------------------------------------------------------------------
 
     def _fit(self, points: Sequence[Point], costs: Array) -> list[tuple[_Scales, float]]:
-        settings = list(starmap(_Scales, product(_HALF_SIZES, _FINE, _NOISES, _ORDERS)))
+        orders = [(weight, self._strays if weight == max(_ORDERS) else 0.0) for weight in _ORDERS]
+        fitted = product(_HALF_SIZES, _FINE, _NOISES, orders)
+        settings = [_Scales(half_size, fine, noise, *weight) for half_size, fine, noise, weight in fitted]
         scores = np.array([_prior(scales) for scales in settings])
         if points:
             scores += self._log_likelihoods(points, costs, settings)

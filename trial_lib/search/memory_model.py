@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
+from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS
 from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE_PLACES
@@ -258,7 +259,8 @@ class MemoryModel:
             means, far = _FORESEEN_MEANS[device], _FAR[device]
             priors = Prior(1 - far, means, _FORESEEN_DEVIATIONS[device]), Prior(far, means, _FAR_DEVIATIONS)
         self._means: tuple[float, ...] = priors[0].means
-        self._coarse_switches = frozenset(coarse_switches)
+        # What the size of a layout changes, formulas and foreseen arms know.
+        self._coarse_switches = frozenset(coarse_switches) - frozenset(basis.base_config.get(LAYOUTS) or {})
         self._priors = priors
         self._typed = without_arm_like(self._switches_in(self._base), device)
         self._peaks_with: dict[Switches, PeakRegression] = {}

@@ -28,6 +28,8 @@ _TRIED, _SURPRISED, _GAIN = 12.0, 1.0, 0.15
 _MATTERS, _TOGETHER, _SAME_SETTINGS = 0.025, 0.1, 0.15
 # A family that costs this much more than the best guess may hide that one of several values gains.
 _HIDES = 0.1
+# A family is surely lost if fewer surprises than this share would make it the best.
+_LOST = 0.1
 # Families of an arm that are drawn near the leader, half of the knobs at any value.
 _DRAWN = 6
 
@@ -63,7 +65,7 @@ class ArmProbes:
     same: int  # one number for all arms that differ in switches of the program alone
     cost: float  # of the leader
     leader: int  # the measured family that is expected to cost least
-    families: Collection[int]  # that have a cost
+    families: Collection[int]  # that have a cost, or are in flight
     effects: Mapping[FineSetting, float]  # logarithms; of every value but the best guesses
     tried: frozenset[FineSetting]  # those that would have shown a gain
 
@@ -74,11 +76,15 @@ class ArmProbes:
         number: int,
         same: int,
         measured: Sequence[tuple[float, Point]],
+        in_flight: Iterable[Point],
         expected: Callable[[Sequence[Point]], Array],
     ) -> "ArmProbes":
-        """Returns what the measured points of an arm, with their expected costs, say by a cost model."""
+        """Returns what the measured points of an arm, with their expected costs, say by a cost model. Values that are
+        in flight count as tried.
+        """
         cost, leader = min(measured, key=lambda each: each[0])
-        families = list(dict.fromkeys(point.index for _, point in measured))
+        pending = [point.index for point in in_flight if point.arm == number]
+        families = list(dict.fromkeys([*(point.index for _, point in measured), *pending]))
         settings = [(knob.path, repr(value)) for knob in arm.fine for value in knob.values[1:]]
         points = [Point(number, index_of(arm, [setting]), leader.size) for setting in settings]
         points += [Point(number, index, leader.size) for index in families]
@@ -148,7 +154,8 @@ class Surprises:
 
     def worth(self, novelty: Array, behind: Array) -> Array:
         """Returns the expected gain by surprise of points that are expected to be behind the best (logarithms). Gains
-        are taken as exponential.
+        are taken as exponential. It is 0 if a point is surely lost.
         """
-        worth: Array = self._share * novelty * self._gain * np.exp(-np.maximum(behind, 0.0) / self._gain)
+        enough = np.exp(-np.maximum(behind, 0.0) / self._gain)  # the share of surprises that make it the best
+        worth: Array = np.where(enough < _LOST, 0.0, self._share * novelty * self._gain * enough)
         return worth

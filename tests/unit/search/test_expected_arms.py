@@ -8,8 +8,15 @@ from adaptive_world import SPACE, SimulatedModel, adaptive, drive, ended, proble
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.result import Outcome
-from zerotune.trial_lib.search.base import ExpectedArm, expected_costs, key_in_plan, key_of, without_hopeless
-from zerotune.trial_lib.search.cost_model import prior_costs
+from zerotune.trial_lib.search.base import (
+    ExpectedArm,
+    expected_costs,
+    expected_curves,
+    key_in_plan,
+    key_of,
+    without_hopeless,
+)
+from zerotune.trial_lib.search.cost_model import CostModel, Point, SpaceCoordinates, prior_costs
 from zerotune.trial_lib.search.zero_settings import arm_key
 
 BASE = problem().base_config
@@ -64,6 +71,24 @@ def test_a_plan_has_the_arms_of_the_layout_that_was_typed(typed):
     assert {arm.label: key_of(arm, own) for arm in SPACE.arms} == KEYS
     other = {**own, PROGRAM: {"--stages": 3 - typed}}
     assert key_in_plan(other, own, ()) not in KEYS.values()
+
+
+def test_a_plan_that_has_foreseen_the_sizes_of_a_layout_has_arms_of_each():
+    own = {**BASE, PROGRAM: {"--stages": 1}, LAYOUTS: {"--stages": "pipeline"}}
+    other = {**own, PROGRAM: {"--stages": 2}}
+    keys = {key_in_plan(config, own, {"--stages"}) for config in (own, other)}
+    assert len(keys) == 2
+    assert () not in keys
+
+
+def test_a_plan_of_several_sizes_gives_an_arm_its_curve():
+    arm = expected("z3", 40.0, micro_batch=8, speeds={2: 30.0, 8: 40.0, 32: 20.0})
+    curves = expected_curves(SPACE.arms, BASE, [arm, expected("z1", 50.0)])
+    model = CostModel(SpaceCoordinates(SPACE), [0.0] * len(SPACE.arms), False, [], [], curves=curves)
+    few, own, many = model.expected([Point(LABELS.index("z3"), 0, size) for size in (2, 8, 32)])
+    assert (few - own, many - own) == pytest.approx((math.log(40 / 30), math.log(2)), abs=0.1)
+    few, own, many = model.expected([Point(LABELS.index("z1"), 0, size) for size in (2, 8, 32)])
+    assert few > own > many
 
 
 def test_the_first_trial_is_the_plans_answer():

@@ -16,7 +16,7 @@ from zerotune.trial_lib.search.probes import ArmProbes, Surprises, departures, i
 LARGE = Arm({"zero_optimization": {"stage": 2}}, tuple(Knob(f"zero_optimization.k{i}", (0, 1, 2, 3)) for i in range(4)))
 
 
-def probes(costs, arm=LARGE, same=0):
+def probes(costs, arm=LARGE, same=0, in_flight=()):
     """Returns the probes of an arm whose families cost this much, each knob by itself, whatever the size."""
     measured = [(cost, Point(0, index_of(arm, settings), 8)) for settings, cost in costs.items()]
     alone = {settings[0]: cost for settings, cost in costs.items() if len(settings) == 1}
@@ -25,7 +25,7 @@ def probes(costs, arm=LARGE, same=0):
         known = {point.index: cost for cost, point in measured}
         return np.array([known.get(p.index, sum(alone.get(s, 0.0) for s in settings_of(arm, p.index))) for p in points])
 
-    return ArmProbes.of(arm, 0, same, measured, expected)
+    return ArmProbes.of(arm, 0, same, measured, [Point(0, index_of(arm, each), 8) for each in in_flight], expected)
 
 
 def setting(knob, value):
@@ -77,7 +77,7 @@ def test_a_departure_changes_one_knob():
 
 def test_an_arm_without_fine_knobs_has_its_only_family():
     arm = SPACE.arms[0]
-    assert ArmProbes.of(arm, 0, 0, [(1.0, Point(0, 0, 8))], lambda points: np.ones(len(points))).candidates(
+    assert ArmProbes.of(arm, 0, 0, [(1.0, Point(0, 0, 8))], [], lambda points: np.ones(len(points))).candidates(
         random.Random(0)
     ) == [0]
 
@@ -112,6 +112,11 @@ def test_a_value_that_did_nothing_elsewhere_or_whose_knob_did_nothing_here_is_a_
     assert in_vain.novelty(index, []) == 0
 
 
+def test_a_value_in_flight_is_not_asked_for_again():
+    index = index_of(LARGE, [setting(0, 2)])
+    assert probes({(): 0.0}, in_flight=[[setting(0, 2)]]).novelty(index, []) == 0
+
+
 def test_a_value_that_ran_beside_one_that_costs_much_has_not_been_tried():
     both = (setting(0, 1), setting(1, 1))
     assert probes({(): 0.0, both: 0.4}).novelty(index_of(LARGE, both[:1]), []) == 1
@@ -124,7 +129,7 @@ def test_surprises_are_expected_as_often_as_they_came_and_less_of_what_is_far_be
 
     none, vain = {(): 0.0}, {(): 0.0, **{(setting(knob, 1),): 0.01 for knob in range(4)}}
     assert worth(vain) < worth(none) < worth({**vain, (setting(0, 1),): -0.3})
-    assert worth(none) > worth(none, 0.12) > worth(none, 0.5) > 0
+    assert worth(none) > worth(none, 0.12) > worth(none, 0.5) == 0
 
 
 def test_an_order_that_the_first_trials_refute_counts_less():
@@ -136,6 +141,19 @@ def test_an_order_that_the_first_trials_refute_counts_less():
         return expected[4] - expected[0]
 
     assert last_behind([1.0, 1.0, 1.0]) < 0.6 * last_behind([1.0, 1.2, 1.4])
+
+
+def test_a_plan_that_trials_refute_may_be_wrong_about_each_arm():
+    prior, points = [0.0, 0.2, 0.4, 0.6, 0.8], [Point(arm, 0, 16) for arm in range(5)]
+
+    def spread(costs, is_planned):
+        known = points[: len(costs)]
+        model = CostModel(SpaceCoordinates(SPACE), prior, False, known, costs, is_planned=is_planned)
+        return model.difference(points[3], points[4])[1]
+
+    refuted, confirmed = [1.0, 0.3, 1.6], [1.0, 1.2, 1.4]
+    assert spread(refuted, True) > spread(refuted, False)
+    assert spread(refuted, True) > 1.2 * spread(confirmed, True)
 
 
 def test_the_arm_that_a_plan_puts_last_runs_among_the_first_trials():

@@ -33,6 +33,14 @@ def test_trials_with_another_coarse_switch_say_little_of_a_candidate() -> None:
     assert spread(memory, other) > 2 * spread(memory, known)
 
 
+def test_a_switch_that_is_the_size_of_a_layout_shares_what_is_known() -> None:
+    base = {**BASE, "program": {"--tp": 1}, "layouts": {"--tp": "tensor"}}
+    memory = MemoryModel(MemoryBasis(PROFILE, base, slots=4, device="cuda"), coarse_switches=["--tp"])
+    for size in (8, 16, 32):
+        memory.observe(candidate(size, **{"--tp": 1}), ran(size * 260 * MIB))
+    assert spread(memory, candidate(40, **{"--tp": 2})) < 2 * spread(memory, candidate(40, **{"--tp": 1}))
+
+
 def test_a_program_that_keeps_an_eighth_of_its_activations_is_learned_from_two_trials() -> None:
     memory, on = model("--gc"), {"--gc": True}
     for size in (8, 16, 32):
