@@ -1,0 +1,98 @@
+"""Grids of real launches as worlds, and the plan that a search begins with there."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks.replay.grids import GRIDS, GridWorld, by_adaptive, figures_of, read_worlds
+from benchmarks.replay.megatron import Launch
+from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.search.base import expected_costs, expected_curves, key_of
+
+MODEL = {
+    **{"source": "a test", "framework": "a test", "model": "Small", "params": 1_342_177_280, "layers": 16},
+    **{"hidden": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131_072, "seq_len": 4096},
+    **{"precision": "bf16, fp32 gradient accumulation", "gpus": 8, "gpus_per_node": 8, "gpu_kind": "H100-80GB"},
+    **{"gpu_memory_gib": 80, "activation_checkpointing": False, "megatron_sequence_parallel": True},
+}
+
+
+def launch(stage=1, tensor=1, pipeline=1, size=1, **more):
+    replicas = 8 // tensor // pipeline
+    layout = {"zero_stage": stage, "tensor_parallel": tensor, "pipeline_parallel": pipeline, "micro_batch": size}
+    return {**MODEL, **layout, "grad_accum": 256 // (replicas * size), "outcome": "completed", **more}
+
+
+def grid():
+    """Returns launches of which those with more than four samples at a time failed; two tensor ranks are fastest."""
+    rows = []
+    for tensor in (1, 2, 4):
+        for size in (1, 2, 4, 8):
+            ran = {"samples_per_s": {1: 50.0, 2: 70.0, 4: 40.0}[tensor] * size / (size + 1)}
+            rows.append(launch(tensor=tensor, size=size, **(ran if size <= 4 else {"outcome": "out_of_memory"})))
+    return rows
+
+
+def test_the_recorded_worlds_have_failures_and_a_best_launch_each():
+    worlds = read_worlds(GRIDS)
+    assert Counter(key[0].split(" (")[0] for key in worlds) == {"Llama 8B": 7, "Llama 1B": 7, "LLaMA-13B": 4}
+    rows = next(iter(worlds.values()))
+    world = GridWorld(rows, is_planned=False)
+    assert len(world.launches) == len(rows)
+    assert world.best == max(world.speed(place) or 0.0 for place in world.launches)
+
+
+def test_a_launch_ends_as_it_did_and_nothing_else_is_asked_for():
+    world = GridWorld(grid())
+    order = by_adaptive(world, 12)
+    assert set(order) <= set(world.launches)
+    assert len({world.speed(place) for place in order}) > 2
+    candidate = world.candidate(world.problem.space.arms[0].knobs, 8)
+    assert world.run(candidate, None).outcome is Outcome.OUT_OF_MEMORY
+    figures = figures_of(world, [order])
+    assert figures["regret"]["10"] == 0.0
+
+
+def test_a_launch_that_may_not_fit_is_made_once_safer_ones_have_little_to_gain():
+    rows = read_worlds(GRIDS)["LLaMA-13B (128k vocabulary)", 32, 2048, 2048]
+    world = GridWorld(rows)
+    figures = figures_of(world, [by_adaptive(world, 10)])
+    assert figures["regret"]["10"] <= 0.03
+    assert figures["failed"]["10"] <= 0.2
+
+
+def test_a_plan_has_the_speed_of_each_launch():
+    world = GridWorld(grid())
+    arms, base = world.problem.space.arms, world.problem.base_config
+    planned = world.problem.expected
+    assert [arm.key for arm in planned] == [key_of(arm, base, world.problem.space.coarse_switches) for arm in arms]
+    assert len({arm.key for arm in planned}) == 3
+    costs, curves = expected_costs(arms, base, planned), expected_curves(arms, base, planned)
+    half_size = 8.0
+    for place, arm in enumerate(planned):
+        sizes, beside = curves[place]
+        speeds = np.array([world.launches[place, size].samples_per_s for size in sizes])
+        of_plan = costs[place] + np.array(beside) + np.log1p(half_size / np.array(sizes))
+        assert of_plan + np.log(speeds) == pytest.approx(of_plan[0] + math.log(speeds[0])), arm.label
+
+
+def test_what_divides_a_model_divides_its_bytes():
+    whole, tensor, sharded = (
+        Launch(launch(**layout)) for layout in ({"stage": 0}, {"stage": 0, "tensor": 2}, {"stage": 1})
+    )
+    assert tensor.states == pytest.approx(whole.states / 2)
+    assert tensor.activations == pytest.approx(whole.activations / 2)
+    assert sharded.states < 0.6 * whole.states
+    # The first stage of a pipeline keeps as many micro-batches as there are stages.
+    assert Launch(launch(pipeline=4)).activations > 0.5 * Launch(launch()).activations
+    recomputed = Launch(launch(activation_checkpointing=True))
+    assert recomputed.activations < 0.5 * Launch(launch()).activations
+
+
+def test_more_parallelism_than_the_work_needs_is_foreseen_slower():
+    speeds = [Launch(launch(tensor=tensor, size=2)).samples_per_s for tensor in (1, 2, 4, 8)]
+    assert speeds == sorted(speeds, reverse=True)
+    few, many = (Launch(launch(pipeline=4, size=size)).samples_per_s for size in (64, 4))
+    assert few < many  # a pipeline of few micro-batches waits while it fills
