@@ -164,7 +164,8 @@ class LiveView:
             is_best = place == 0 and row.value is not None
             style = "green" if is_best else "red" if row.outcome is not Outcome.COMPLETED else ""
             # A cell is no markup, whatever a program's settings are called.
-            cells = (Text(column.cell(row)) for column in columns)
+            ended = row.outcome.value.replace("_", " ")
+            cells = (Text(column.cell(row) or (ended if column.name == self._metric else "")) for column in columns)
             table.add_row("best" if is_best else "", *cells, style=style)
         if len(rows) > _ROWS:
             table.caption = f"and {len(rows) - _ROWS} more"

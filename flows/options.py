@@ -395,7 +395,15 @@ class _MayBeLeftOut:
     def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> Any:
         found = handler(schema)
         kinds = [kind for kind in found.get("anyOf", ()) if kind.get("type") != "null"]
-        return kinds[0] if len(kinds) == 1 else found
+        return _WithoutDefault(kinds[0]) if len(kinds) == 1 else found
+
+
+class _WithoutDefault(dict[str, Any]):
+    """A schema that takes no null for its default: the form would send it, and Prefect would refuse it."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if (key, value) != ("default", None):
+            super().__setitem__(key, value)
 
 
 def checked(model: type[_ArgumentsT], given: Mapping[str, Any]) -> _ArgumentsT:

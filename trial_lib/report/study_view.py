@@ -70,8 +70,13 @@ TRIAL_COLUMNS = (
         "samples/s", lambda row: "" if row.throughput is None else quantity(row.throughput, "").rstrip(), "number"
     ),
     TrialColumn("peak memory", lambda row: "" if row.peak_memory is None else bytes_shown(row.peak_memory), "number"),
-    TrialColumn("measured", lambda row: row.measured if row.outcome is Outcome.COMPLETED else ""),
-    TrialColumn("outcome", lambda row: row.outcome.value, "outcome"),
+    TrialColumn(
+        "measured",
+        lambda row: row.measured if row.outcome is Outcome.COMPLETED else "",
+        tables=("report", "show", "prefect"),
+    ),
+    # The live view has room for a name or for this. It shows the outcome of what failed in the metric's place.
+    TrialColumn("outcome", lambda row: row.outcome.value, "outcome", tables=("report", "show", "prefect")),
     TrialColumn("knobs", lambda row: flat_knobs(row.knobs), tables=("prefect",)),
     TrialColumn("reason", lambda row: row.reason, tables=("prefect",)),
 )
