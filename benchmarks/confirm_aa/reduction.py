@@ -3,9 +3,9 @@
     python -m benchmarks.confirm_aa.reduction
 
 Simulated readings, and the product's own confirmation and reduction. A winner has one change worth a gain of 1.5, one
-worth a share d, and two worth nothing. The search's model errs by 2 % about each. A reading varies from process to
-process: normally, with heavy tails (Student's t, 4 degrees of freedom), or beside a machine that gets slower by 1 % a
-trial. A drop is wrong if the change is worth more than the margin of that study.
+worth a share d, and two worth nothing. The search's model errs by 2 % about each, which it knows. A reading varies from
+process to process: normally, with heavy tails (Student's t, 4 degrees of freedom), or beside a machine that gets slower
+by 1 % a trial. A drop is wrong if the change is worth more than the margin of that study.
 """
 
 import argparse
@@ -28,6 +28,7 @@ PROCESSES = {"a GPU": 0.005, "processor time": 0.02, "the clock of a CPU": 0.05}
 KINDS = ("normal", "heavy tails", "drift")
 WORTHS = (0.0, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1)
 STUDIES = 300
+ERROR_OF_SEARCH = 0.02  # of its model, about the worth of a change
 # The search's seconds. A trial takes one, so the changes may be weighed in 50 or 15 trials.
 BUDGETS = {"40 minutes of search": 200.0, "a minute": 60.0}
 KNOBS = ("large", "weighed", "nothing", "neither")
@@ -80,7 +81,7 @@ class Machine:
         )
 
 
-def study(machine: Machine, rng: np.random.Generator, search_seconds: float) -> dict[str, float] | None:
+def study(machine: Machine, rng: np.random.Generator, search_seconds: float) -> dict[str, float | None] | None:
     """None if the winner was not confirmed to be faster."""
     own, whole = (contender(one, machine) for one in (candidate([]), candidate(KNOBS)))
     confirmation = Confirmation(own, [whole], "throughput", "cuda", search_seconds)
@@ -89,15 +90,21 @@ def study(machine: Machine, rng: np.random.Generator, search_seconds: float) -> 
     found = confirmation.finding()
     if found.winner is None or found.winner.gain is None or found.winner.verdict != "faster":
         return None
-    errors = {name: rng.normal(0.0, 0.02) for name in KNOBS}
+    errors = {name: rng.normal(0.0, ERROR_OF_SEARCH) for name in KNOBS}
     confirmed = machine.trials
+
+    def apart(one: Candidate, other: Candidate) -> tuple[float, float]:
+        names, others = (set(each.knobs["zero_optimization"]) for each in (one, other))
+        lost = sum(errors[name] + machine.worths.get(name, 0.0) for name in others - names)
+        return lost, ERROR_OF_SEARCH * math.sqrt(len(others - names))
+
     reduction = Reduction(
         confirmation,
         whole,
-        found.winner.gain,
+        confirmation.gain_of(whole.key),
         Changed(),  # type: ignore[arg-type]
         {},
-        lambda one: -machine.level(one) - sum(errors[name] for name in one.knobs["zero_optimization"]),
+        apart,
         "throughput",
         1.0,
     )
@@ -109,14 +116,16 @@ def study(machine: Machine, rng: np.random.Generator, search_seconds: float) -> 
     assert finding.winner.gain is not None
     gain = finding.winner.gain
     true = math.exp(sum(worth for name, worth in machine.worths.items() if name not in dropped))
-    measured = [worth for worth in finding.worths if worth.verdict == "kept" and "weighed" in worth.knobs]
+    kept = {worth.knobs: worth.times for worth in finding.worths if worth.verdict == "kept"}
+    alone = kept.get(("weighed",))
     return {
         "dropped": "weighed" in dropped,
         "wrong": "large" in dropped
         or ("weighed" in dropped and 1 - math.exp(-machine.worths["weighed"]) > reduction.margin),
         "of two worth nothing dropped": len(dropped & {"nothing", "neither"}) / 2,
         "gain held": gain.low <= true <= gain.high,
-        "worth measured": any(worth.without is not None for worth in measured) or "weighed" in dropped,
+        "worth measured": alone is not None or "weighed" in dropped,
+        "worth held": None if alone is None else alone.low <= math.exp(machine.worths["weighed"]) <= alone.high,
         "margin": reduction.margin,
         "trials": machine.trials - confirmed,
     }
@@ -141,7 +150,11 @@ def main() -> None:
                 for worth in WORTHS:
                     machines = [Machine(rng, process, kind, worth) for _ in range(options.studies)]
                     ends = [end for machine in machines if (end := study(machine, rng, seconds)) is not None]
-                    means = {key: round(float(np.mean([end[key] for end in ends])), 3) for key in ends[0]}
+                    means = {
+                        key: round(float(np.mean(values)), 3)
+                        for key in ends[0]
+                        if (values := [end[key] for end in ends if end[key] is not None])
+                    }
                     cell[f"worth {worth:.1%}"] = {"studies": len(ends), **means}
                 print(f"{name}, {kind}, {budget}", json.dumps(cell), flush=True)
                 options.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -29,11 +29,11 @@ from zerotune.trial_lib.study.finding import MOST_FORESEEN, Finding
 
 RESULTS = Path(__file__).parents[1] / "results"
 REAL = RESULTS / "confirm_aa.json"
-GAINS = (1.0, 1.02, 1.05, 1.1, 1.2)
+GAINS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 3.0)
 SECONDS_A_TRIAL = 100.0
 FOLLOWED = 200  # of the confirmations of a cell that say how many more rounds, so many get them
 WORTH = 1.02  # below it a gain is settled too: it is too small
-LOOKS = {3: 1, 8: 2, 24: 4}  # of a confirmation that can afford so many rounds
+LOOKS = {3: 1, 8: 2, 24: 4}  # of a confirmation that can afford so many rounds, beside the first of several
 # Returns what measures the contenders of one confirmation, by their true gains.
 Draw = Callable[[dict[str, float]], Callable[[str], float]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from device_fixtures import TRAINER_FLAGS
-from study_fixtures import Zerotune
+from study_fixtures import TINY, Zerotune
 from switched_fixtures import COMMAND, SHOWN, SWITCHED, ran_with, switched_with
 
 from zerotune.flows.prefect_server import PrefectServer
@@ -42,6 +42,23 @@ def test_a_switch_that_costs_time_is_found_and_left_out_of_the_command(zerotune:
     assert "no --twice" in study.record["finding"]
     assert not json.loads(study.paths.best_ds_config.read_text()).keys() & {"program"}
     assert study.record["switches"] == {"--twice": True}
+
+
+@pytest.mark.long
+def test_a_switch_that_does_nothing_is_left_as_typed_and_one_that_matters_is_kept(zerotune: Zerotune) -> None:
+    """On two ranks. A step sleeps most of its time, so the clock shows clearly what each switch is worth."""
+    shutil.copytree(TINY, zerotune.folder, dirs_exist_ok=True)
+    typed = (*COMMAND[:2], "2", *COMMAND[3:], "--num_steps", "400", "--step_seconds", "0.05", "--start_seconds", "0")
+    vary = ("--vary", "--step_seconds=0.05,0.02", "--vary", "--start_seconds={values: [0.01, 0.02], coarse: false}")
+    options = ("--json", "-z", "1", "--max-trials", "4", "--max-micro-batch", "2", "-m", "throughput")
+    ended = zerotune.run("tune", *options, *vary, "--", *typed, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    knobs = {worth["verdict"]: worth["knobs"] for worth in document["confirmation"]["worths"]}
+    assert "--start_seconds" in knobs["dropped"], document["confirmation"]["notes"]
+    assert knobs["kept"] == ["--step_seconds"], document["confirmation"]["notes"]
+    assert document["gain_interval"][0] > 1.5
+    assert "--step_seconds 0.02 --start_seconds 0" in Path(zerotune.study.paths.best_command).read_text()
 
 
 @pytest.mark.long

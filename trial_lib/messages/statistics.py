@@ -5,7 +5,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @functools.cache
@@ -43,13 +43,17 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 # Ratios with intervals, from rounds that measured both things.
 
+SURE = statistics.NormalDist().inv_cdf(0.8)
+"""So many standard deviations make an event come in 80 of 100 cases, which is called probably."""
+
 
 @dataclass(frozen=True)
 class Ratio:
     value: float  # over all rounds
     low: float  # the interval's lower end; 0 for a single round
     high: float  # its upper end; infinite for a single round
-    freedom: int = 0  # degrees of freedom of the noise that the interval is of, if rounds have shown it
+    noise: float = math.inf  # the standard deviation of the logarithm in one round
+    freedom: int = 0  # the degrees of freedom of that noise
 
     @property
     def spread(self) -> float:
@@ -57,7 +61,9 @@ class Ratio:
         return (self.high - self.low) / 2.0 / self.value
 
 
-def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: float) -> dict[str, Ratio]:
+def ratios_to(
+    reference: str, rounds: Sequence[Mapping[str, float]], error: float, before: Ratio | None = None
+) -> dict[str, Ratio]:
     """Returns the ratio of everything else to the reference, by name: of all work to all time of the rounds.
 
     Each round has the same work for all things, and other work than the next round. A training pays for all of it, so
@@ -70,6 +76,7 @@ def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: floa
     Args:
         rounds: the positive measurements of each round, by name, as work per time. All rounds have the same names.
         error: the probability that one interval misses the true value.
+        before: a ratio of earlier rounds, of the same kind. What is known of its noise counts too.
     """
     count = len(rounds)
     times = {name: [1.0 / row[name] for row in rounds] for name in rounds[0]}
@@ -87,12 +94,14 @@ def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: floa
         of_sum = statistics.variance([sum(values) for values in zip(*logs.values(), strict=True)])
         together = min(max((of_sum / things / shared - 1.0) / (things - 1), 0.0), 1.0)
         freedom = int((count - 1) * things / (1.0 + (things - 1) * together**2))
+    if before is not None and before.freedom and count > 1:
+        shared = (freedom * shared + before.freedom * before.noise**2) / (freedom + before.freedom)
+        freedom += before.freedom
     found = {}
     for name in logs:
-        mean, half = math.log(sum(times[reference]) / sum(times[name])), math.inf
-        if count > 1:
-            half = t_quantile(1.0 - error / 2.0, freedom) * math.sqrt(max(shared, variances[name]) / count)
-        found[name] = Ratio(math.exp(mean), _exp(mean - half), _exp(mean + half), freedom)
+        mean, noise = math.log(sum(times[reference]) / sum(times[name])), math.sqrt(max(shared, variances[name]))
+        half = t_quantile(1.0 - error / 2.0, freedom) * noise / math.sqrt(count) if count > 1 else math.inf
+        found[name] = Ratio(math.exp(mean), _exp(mean - half), _exp(mean + half), noise, freedom)
     return found
 
 
@@ -104,15 +113,14 @@ def chance_to_tell(gain: Ratio, rounds: int, later: int, error: float, worth: fl
     Args:
         gain: of `rounds` rounds, at least two.
         later: the number of all rounds then.
-        error: of the interval, now and then.
+        error: of the interval then.
     """
-    freedom, noise = gain.freedom, _noise_of_a_round(gain, rounds, error)
-    half = t_quantile(1.0 - error / 2.0, _freedom_of(gain, rounds, later)) * noise / math.sqrt(later)
-    between = noise * math.sqrt(1 / rounds - 1 / later)  # this mean and the later one
+    half = _half_later(gain, rounds, later, error)
+    between = gain.noise * math.sqrt(1 / rounds - 1 / later)  # this mean and the later one
 
     def above(bound: float) -> float:
-        angle = math.atan2(math.log(gain.value) - bound, between * math.sqrt(freedom))
-        return (1.0 + math.copysign(_central_probability(abs(angle), freedom), angle)) / 2.0
+        angle = math.atan2(math.log(gain.value) - bound, between * math.sqrt(gain.freedom))
+        return (1.0 + math.copysign(_central_probability(abs(angle), gain.freedom), angle)) / 2.0
 
     return min(1.0, above(half) + 1.0 - above(math.log(worth) - half))
 
@@ -123,27 +131,23 @@ def rounds_to_tell(gain: Ratio, rounds: int, error: float, worth: float, most: i
     Probably: in at least 80 of 100 cases. More than `most` if not even those suffice. The other arguments are those of
     `chance_to_tell`.
     """
-    sure = statistics.NormalDist().inv_cdf(0.8)
     # The noise itself is known from a few rounds only.
-    noise = _noise_of_a_round(gain, rounds, error) * (1.0 + sure / math.sqrt(2.0 * gain.freedom))
+    noise = gain.noise * (1.0 + SURE / math.sqrt(2.0 * gain.freedom))
     distance = max(math.log(gain.value), math.log(worth / gain.value))
     more = 1
     while more <= most:
-        freedom = _freedom_of(gain, rounds, rounds + more)
-        half = t_quantile(1.0 - error / 2.0, freedom) * noise / math.sqrt(rounds + more)
-        if half + sure * noise * math.sqrt(more) / (rounds + more) <= distance:
+        later = rounds + more
+        half = _half_later(replace(gain, noise=noise), rounds, later, error)
+        if half + SURE * noise * math.sqrt(more) / later <= distance:
             break
         more += max(1, more // 10)
     return more
 
 
-def _noise_of_a_round(gain: Ratio, rounds: int, error: float) -> float:
-    return math.log(gain.high / gain.value) / t_quantile(1.0 - error / 2.0, gain.freedom) * math.sqrt(rounds)
-
-
-def _freedom_of(gain: Ratio, rounds: int, later: int) -> int:
-    # The degrees of freedom after more rounds, in which the things vary together as in these.
-    return gain.freedom * (later - 1) // (rounds - 1)
+def _half_later(gain: Ratio, rounds: int, later: int, error: float) -> float:
+    # Half of the interval after `later` rounds, in logarithms, if the noise stays.
+    freedom = max(1, gain.freedom * (later - 1) // (rounds - 1))
+    return t_quantile(1.0 - error / 2.0, freedom) * gain.noise / math.sqrt(later)
 
 
 def _added_by_each(seconds: Sequence[float]) -> list[float]:

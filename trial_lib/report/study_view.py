@@ -309,8 +309,8 @@ def worth_rows(view: StudyView) -> list[tuple[str, ...]]:
         (
             worth.name,
             worth.gain.times if worth.gain is not None else "-",
-            worth.times.times if worth.times is not None else "-",
-            f"{worth.verdict}: {worth.reason}" if worth.reason else worth.verdict,
+            "-" if worth.times is None else f">= {worth.times.low:.2f}x" if worth.of_search else worth.times.times,
+            ": ".join(filter(None, (worth.verdict, "seen in the search" if worth.of_search else worth.reason))),
         )
         for worth in view.worths
     ]

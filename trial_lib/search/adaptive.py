@@ -211,11 +211,10 @@ class AdaptiveSearch(Search):
         expected = self._model().expected([answer.point for answer in known])
         return {answer.result.number: exp(sign * cost) for answer, cost in zip(known, expected.tolist(), strict=True)}
 
-    def cost(self, candidate: Candidate) -> float | None:
-        family = self.space.locate_config(candidate.complete(self.problem.base_config))
-        if family is None:
-            return None
-        return float(self._model().expected([Point(*family, candidate.micro_batch_size)])[0])
+    def apart(self, one: Candidate, other: Candidate) -> tuple[float, float] | None:
+        both = [(each, self.space.locate_config(each.complete(self.problem.base_config))) for each in (one, other)]
+        points = [Point(*family, each.micro_batch_size) for each, family in both if family is not None]
+        return self._model().difference(*points) if len(points) == 2 else None
 
     def freeing_gain(self) -> FreeBatchGain | None:
         best = self.best

@@ -406,9 +406,9 @@ class Search(ABC):
         """
         return {}
 
-    def cost(self, candidate: Candidate) -> float | None:
-        """Returns the logarithm of the expected cost of a candidate, tried or not; None if the method has no model, or
-        if the space has no such arm.
+    def apart(self, one: Candidate, other: Candidate) -> tuple[float, float] | None:
+        """Returns the logarithm of the expected cost of one candidate above another's, tried or not, and its standard
+        deviation; None if the method has no model, or if the space has no such arm.
         """
         return None
 

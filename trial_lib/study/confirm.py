@@ -158,19 +158,20 @@ def _reduction(driver: StudyDriver, confirmation: Confirmation | None) -> Reduct
     # A known winner was reduced by the study that has found it.
     if confirmation is None or confirmation.next is not None or ended_on_known_winner(driver):
         return None
-    cost = (lambda candidate: None) if driver.search is None else driver.search.cost
-    return reduction_of(driver.setup, driver.state, driver.known.base_config, cost, confirmation, driver.metric)
+    apart = (lambda one, other: None) if driver.search is None else driver.search.apart
+    return reduction_of(driver.setup, driver.state, driver.known.base_config, apart, confirmation, driver.metric)
 
 
 def _next_plan(driver: StudyDriver, measuring: Confirmation | Reduction | None) -> TrialPlan | None:
     # It traces steps after the counted ones, unless a trial of this configuration has done so. What is only weighed is
-    # not traced: the whole winner was.
+    # not traced: the whole winner was. Nor is the trial in other rounding, of which nobody asks where its time goes.
     if measuring is None or measuring.next is None:
         return None
     plan = driver.plan_again(Purpose.CONFIRM, measuring.next)
     plan = measuring.data.in_round(plan, driver.setup.arguments.random_seed, measuring.begun)
     same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
-    traces = isinstance(measuring, Confirmation) and all(result.traced is None for result in same)
+    is_contender = isinstance(measuring, Confirmation) and measuring.rounding is None
+    traces = is_contender and all(result.traced is None for result in same)
     return replace(plan, traces=traces, rounding=measuring.rounding)
 
 

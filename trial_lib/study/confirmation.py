@@ -6,8 +6,9 @@ at. The confirmation ends when the best candidate has separated from the user's 
 less than 2 %, when the rounds that are left would hardly tell, or when they are over. They may cost half of the
 search's time, or a minute for up to 8 rounds, with at least `_LEAST_ROUNDS` and at most `_MOST_ROUNDS` rounds.
 
-Two equal contenders may be called different in at most 5 of 100 confirmations. So the error of the intervals is divided
-by the number of looks and of candidates (Bonferroni).
+Two equal contenders may be called different in at most 5 of 100 confirmations. So the looks and the candidates share
+the error of the intervals (Bonferroni). The look after `_LEAST_ROUNDS` has little of it: three rounds are enough only
+for a gain that is far beyond the noise.
 
 Everything is compared by the clock, because that is what a training costs. On a shared machine the clock varies much,
 and the interval is as wide. If the rounds do not tell, the finding has how many more probably would. On a CPU the
@@ -111,6 +112,7 @@ FLOOR_S = 60.0  # half of a search of seconds would be too short to separate any
 # A half interval of this size, or of this share of the gain, is enough. More rounds must fit the share.
 _PRECISE, _PRECISE_FOR_THE_GAIN = 0.05, 0.25
 _WORTH = 1.02  # a smaller gain is not looked for any longer
+_OF_FIRST_LOOK = 0.1  # of the error, if others follow
 _HOPELESS = 0.1  # a smaller chance that the rounds that are left tell is not worth them
 _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
@@ -150,7 +152,7 @@ class Confirmation:
         self.across = across  # what the profile has found
         on_the_processor = kind_of(device).computes_on_the_processor
         self._has_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
-        self._share_s = SHARE_OF_SEARCH * search_seconds
+        self.share_s = SHARE_OF_SEARCH * search_seconds  # the seconds that its rounds may take, but for a floor
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}
         self._out: dict[str, tuple[ConfirmationVerdict, str]] = {}
@@ -158,6 +160,7 @@ class Confirmation:
         self._disturbed: set[str] = set()  # measured again because other processes used the devices
         # The user's configuration in one round, and the same there in other rounding
         self._again: tuple[TrialResult, TrialResult] | None = None
+        self._again_cut: Candidate | None = None
         self._too_full = math.inf  # the least memory share of a candidate that then ran out
         self._heats = 0
         self.begun = -1  # the round that is being measured, from 0 on, over all heats
@@ -168,7 +171,7 @@ class Confirmation:
     @property
     def budget_s(self) -> float:
         """The seconds that its rounds may take, but for the least number of rounds."""
-        return max(self._share_s, FLOOR_S)
+        return max(self.share_s, FLOOR_S)
 
     @property
     def next(self) -> Candidate | None:
@@ -223,7 +226,7 @@ class Confirmation:
                 next_one = own.candidate if contender.candidate == half else half
                 self._queue.append(replace(contender, candidate=next_one))
                 return
-            self._again = self._results[own.key][-1], result
+            self._again, self._again_cut = (self._results[own.key][-1], result), contender.candidate
         self._results.setdefault(contender.key, []).append(result)
         if not self._is_measured(result):
             self._out[contender.key] = ("failed", result.reason or f"Its trial {result.number:04d} measured nothing.")
@@ -265,7 +268,7 @@ class Confirmation:
         ranked = self._cut_as_own(emptier or left)
         best = ranked[0].worth(self._metric)
         near = [one for one in ranked[:_MOST_CANDIDATES] if abs(one.worth(self._metric) - best) <= _NEAR * best]
-        while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
+        while len(near) > 1 and _LOOKS[0] * self._cost(near) > self.share_s:
             near.pop()
         self._candidates = near
         self._tried += near
@@ -275,9 +278,8 @@ class Confirmation:
         self.data = DataWindow.of(members, self._data_vary, self.budget_s / _LOOKS[0])
         cost = max(self._cost(near), 1e-9)
         of_floor = min(int(FLOOR_S / cost), _ROUNDS_OF_THE_FLOOR)
-        rounds = min(max(int(self._share_s / cost), of_floor, _LEAST_ROUNDS), _MOST_ROUNDS)
-        self._looks = (*(look for look in _LOOKS if look < rounds), rounds)
-        self._error = ERROR / len(self._looks) / len(near)
+        rounds = min(max(int(self.share_s / cost), of_floor, _LEAST_ROUNDS), _MOST_ROUNDS)
+        self._looks = tuple(sorted({_LEAST_ROUNDS, *(look for look in _LOOKS if look < rounds), rounds}))
         self._begin_round()
 
     def _cut_as_own(self, left: list[Contender]) -> list[Contender]:
@@ -307,16 +309,9 @@ class Confirmation:
         self._queue = members[first:] + members[:first]
         own = self._living_own
         if self._round == 1 and own is not None and self._again is None and self._compares_weights(own):
-            candidate = self._cut_otherwise(own.candidate)
+            others = [] if self._is_row_wise else [one.candidate for one in self._live]
+            candidate = cut_otherwise(own.candidate, others)
             self._queue.append(replace(own, candidate=candidate, rounding=roundoff(own.config, self._formats)))
-
-    def _cut_otherwise(self, own: Candidate) -> Candidate:
-        # The user's configuration with the micro-batch of the best candidate, if the profile has not shown that the
-        # micro-batch makes no difference. A mean over tokens weighs them by it, and a candidate may differ as much.
-        other = next((one.candidate for one in self._live if not cuts_alike(one.candidate, own)), None)
-        if other is None or self._is_row_wise or global_batch(other) != global_batch(own):
-            return own
-        return _cut(own, other.micro_batch_size, other.gradient_accumulation_steps)
 
     @property
     def _is_row_wise(self) -> bool:
@@ -348,15 +343,26 @@ class Confirmation:
     def _is_settled(self) -> bool:
         if self._round == self._looks[-1]:
             return True
+        is_first = self._round == _LEAST_ROUNDS
         if self._living_own is None:
-            return len(self._live) == 1
+            return len(self._live) == 1 and not is_first
         best = max(self._gains().values(), key=lambda gain: gain.value)
         next_look = next(look for look in self._looks if look > self._round)
         if best.low > 1.0:
             enough = max(_PRECISE, _PRECISE_FOR_THE_GAIN * (best.value - 1.0))
-            return best.spread <= enough or next_look * self._cost(self._live) > self._share_s
-        chance = chance_to_tell(best, self._round, self._looks[-1], self._error, _WORTH)
-        return best.high < _WORTH or chance < _HOPELESS
+            is_dear = next_look * self._cost(self._live) > self.share_s and not is_first
+            return best.spread <= enough or is_dear
+        if best.high < _WORTH or is_first:
+            return best.high < _WORTH
+        return chance_to_tell(best, self._round, self._looks[-1], self._error, _WORTH) < _HOPELESS
+
+    @property
+    def _error(self) -> float:
+        # Of the interval of each candidate of this heat, after these rounds.
+        others = len(self._looks) - 1
+        of_first = _OF_FIRST_LOOK if others else 1.0
+        share = of_first if self._round == _LEAST_ROUNDS else (1.0 - of_first) / max(1, others)
+        return share * ERROR / len(self._candidates)
 
     # -- contenders --------------------------------------------------------------------------------------------
 
@@ -375,6 +381,10 @@ class Confirmation:
 
     def _is_measured(self, result: TrialResult) -> bool:
         return is_good(result, self._metric)
+
+    def gain_of(self, key: str) -> Ratio:
+        """The gain of a living candidate over the user's configuration."""
+        return self._gains()[key]
 
     def _gains(self, of: Callable[[Mapping[str, float]], float] | None = None) -> dict[str, Ratio]:
         # By the complete rounds of this heat: of the metric, or of what `of` makes of a trial's metrics.
@@ -407,11 +417,11 @@ class Confirmation:
         return compare(one, other, self._again_for(*(contender for contender, _ in pair)))
 
     def _again_for(self, one: Contender, other: Contender) -> tuple[TrialResult, TrialResult] | None:
-        # None if it has only your cut, and another one may train otherwise by more than rounding.
-        again = self._again
-        if again is None or self._is_row_wise or cuts_alike(one.candidate, other.candidate):
-            return again
-        return None if again[0].config_hash == again[1].config_hash else again
+        # None if these two may train otherwise by more than what it shows, because their cuts are further apart.
+        if self._again_cut is None or self._own is None or self._is_row_wise:
+            return self._again
+        reach = cuts_apart(self._again_cut, self._own.candidate)
+        return self._again if cuts_apart(one.candidate, other.candidate) <= reach else None
 
     def _course(self, contender: Contender, measured: Sequence[TrialResult] = ()) -> LossCourse:
         results = measured or self._results[contender.key][-self._round :]
@@ -491,6 +501,22 @@ class Confirmation:
             return False, -confirmed.gain.value
         sign = 1.0 if SEARCH_METRICS[self._metric].smaller_is_better else -1.0
         return False, sign * confirmed.metrics[self._metric]
+
+
+def cut_otherwise(own: Candidate, others: Sequence[Candidate]) -> Candidate:
+    """The user's configuration with the micro-batch of the candidate that is furthest from it, for the trial in other
+    rounding. A mean over tokens weighs them by the micro-batch, and a candidate may differ as much.
+    """
+    others = [one for one in others if global_batch(one) == global_batch(own)]
+    other = max(others, key=lambda one: cuts_apart(one, own), default=own)
+    if cuts_alike(other, own):
+        return own
+    return _cut(own, other.micro_batch_size, other.gradient_accumulation_steps)
+
+
+def cuts_apart(one: Candidate, other: Candidate) -> float:
+    """How far two cuts of a batch are apart, as the variances of a mean over unequal parts of each micro-batch are."""
+    return abs(1.0 / one.micro_batch_size - 1.0 / other.micro_batch_size)
 
 
 def _cut(own: Candidate, size: int, steps: int) -> Candidate:

@@ -69,6 +69,7 @@ class Worth(FrozenRecord):
     without: Estimate | None = None
     gain: Estimate | None = None  # over the user's configuration without them
     reason: str = ""  # why they are kept, if the speed is not the reason
+    of_search: bool = False  # whether `without` is what the search's readings show, far beyond their noise
 
     @property
     def name(self) -> str:
@@ -193,6 +194,8 @@ class Finding(FrozenRecord):
                 holds = f"kept: {worth.reason}" if worth.times is None or worth.reason else f"worth {worth.times.times}"
                 if worth.times is not None and not worth.reason and worth.times.low <= 1.0:
                     holds = f"kept, because the readings do not tell whether the gain needs it ({worth.times.times})"
+                if worth.of_search and worth.times is not None:
+                    holds = f"worth at least {worth.times.low:.2f}x by the readings of the search"
                 yield f"Of its changes, {worth.name} {are} {holds.rstrip('.')}."
         if self.unweighed:
             untried = ", ".join(worth.name for worth in self.worths if worth.verdict == "untried")

@@ -1,12 +1,20 @@
 """Reduction: the winner's changes that its gain does not need are dropped, and the others are weighed. Pure.
 
 The winner and the same configuration without some of its changes are measured in further rounds of fresh processes. A
-change is dropped if the interval of the speed without it, beside the whole winner's, lies above 1 - m: m is how far the
-lower end of the confirmed gain is below that gain, and at most `_MARGIN`. So what is left still has a gain within the
-interval that was confirmed, and the losses of several changes do not add up. Changes that the search's model thinks
-worth less than the margin together are dropped together first. The others are dropped one at a time.
+change is dropped if the interval of the speed without it, beside the whole winner's, lies above 1 - m: m is half of the
+95 % interval that the confirmation's rounds alone give the gain, between `MARGINS`. So what is left still has a gain
+within the interval that was confirmed, and the losses of several changes do not add up.
 
-A heat ends before its last round for a variant that is surely slower. Such an end can keep a change and not drop one.
+Rounds cost as much as those of the confirmation, so few are run:
+
+* A change that the search has seen to be worth more than the margin, far beyond its noise, stays without a round.
+* Changes that the search's model thinks worth less than the margin each are dropped together, in a heat of their own.
+  If the gain does not hold, each half of them is dropped, or each alone if they are few. So are the others.
+* The confirmation's rounds have shown the noise. So a heat has as many rounds as probably tell that a change is worth
+  nothing, and none if even those that there is time for hardly would. What the noise was counts in its intervals.
+* A heat ends before its last round for a variant that would hardly hold. Such an end can keep a change and not drop
+  one.
+
 The intervals share the error of all heats (Bonferroni), so at most one study in twenty drops anything worth more than
 the margin (`benchmarks/confirm_aa/reduction.py` counts how often).
 """
@@ -14,13 +22,13 @@ the margin (`benchmarks/confirm_aa/reduction.py` counts how often).
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any, Literal
 
-from zerotune.trial_lib.messages.statistics import Ratio, ratios_to
+from zerotune.trial_lib.messages.statistics import SURE, Ratio, ratios_to, t_quantile
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
-from zerotune.trial_lib.records.units import duration
+from zerotune.trial_lib.records.units import duration, percent
 from zerotune.trial_lib.search.arms import surroundings_of
 from zerotune.trial_lib.search.changes import Changes
 from zerotune.trial_lib.study.confirmation import (
@@ -37,11 +45,16 @@ from zerotune.trial_lib.study.finding import Estimate, Finding, Worth
 from zerotune.trial_lib.study.history import StudyState
 from zerotune.trial_lib.study.setup import StudySetup
 
-_MARGIN = 0.05  # a change worth more is kept, however wide the interval of the gain is
-_LEAST_ROUNDS, _ROUNDS = 3, 5
+# A change worth less is not worth having, as in the confirmation. One worth more is kept, however wide the interval is.
+MARGINS = (0.02, 0.05)
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 24  # of a heat, as of a confirmation
+_HOPELESS = 0.2  # a smaller chance that a heat shows that a change is worth nothing is not worth its rounds
+_NO_CHANCE = 0.1  # a change whose drop has a smaller one stays
+_FEW = 3  # changes that are dropped one by one, and not by halves
+FAR = 3.0  # standard deviations of what the search expects
 # Of two-sided intervals in each heat. Only one of their ends drops a change, so all heats err in `ERROR` at most.
 _ERRORS = (ERROR, ERROR / 2, ERROR / 2)
-_SHARE = 0.5  # of the confirmation's budget, in seconds
+_SHARE, _FLOOR = 0.5, 18  # of the seconds that the confirmation may take; so many trials in any case
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,8 @@ class Reduction:
         gain: its confirmed gain.
         changes: what it changes in the user's configuration.
         base_config: the user's configuration.
-        cost: the logarithm of the expected cost of a candidate, by the search's model. None if it has none.
+        apart: the logarithm of the expected cost of one candidate above another, and its standard deviation, by the
+            search's model. None if it has none.
         trial_s: what a trial of these takes.
     """
 
@@ -86,19 +100,22 @@ class Reduction:
         self,
         confirmation: Confirmation,
         whole: Contender,
-        gain: Estimate,
+        gain: Ratio,
         changes: Changes,
         base_config: Mapping[str, Any],
-        cost: Callable[[Candidate], float | None],
+        apart: Callable[[Candidate, Candidate], tuple[float, float] | None],
         metric: str,
         trial_s: float,
     ) -> None:
         self._confirmation, self._whole, self._gain, self._metric = confirmation, whole, gain, metric
         self._variants_of, self._base_config = changes, base_config
         self._changes = {change.path: change for change in changes.all}
-        self._trial_s, self._left_s = max(trial_s, 1e-9), _SHARE * confirmation.budget_s
-        self.margin = min(_MARGIN, 1.0 - gain.low / gain.value)
-        self._costs = self._expected(cost)
+        self._trial_s = max(trial_s, 1e-9)
+        self._left_s = max(_SHARE * confirmation.share_s, _FLOOR * self._trial_s)
+        half = _reach(ERROR, gain.freedom) * gain.noise / sqrt(confirmation.rounds)
+        self.margin = min(max(1.0 - exp(-half), MARGINS[0]), MARGINS[1])
+        self._bound = -log(1.0 - self.margin)
+        self._expected = {path: self._expects(path, apart) for path in self._changes}
         self._measured: dict[frozenset[str], _Measured] = {}
         self._results: dict[str, list[TrialResult]] = {}  # of all heats, by contender
         self._repeated: set[str] = set()  # killed from outside, failed by chance, or disturbed, once
@@ -124,17 +141,19 @@ class Reduction:
 
     # -- what is tried -------------------------------------------------------------------------------------------
 
-    def _expected(self, cost: Callable[[Candidate], float | None]) -> dict[str, float]:
-        # What the search expects each change to be worth, as a logarithm. A method without a model expects nothing of
-        # fine knobs.
-        whole, found = cost(self._whole.candidate), {}
-        for path, change in self._changes.items():
-            variant = self._without([path])
-            single = None if variant is None else cost(variant.contender.candidate)
-            found[path] = 0.0 if change.is_fine else inf
-            if whole is not None and single is not None:
-                found[path] = single - whole
-        return found
+    def _expects(
+        self, path: str, apart: Callable[[Candidate, Candidate], tuple[float, float] | None]
+    ) -> tuple[float, float]:
+        # What the search expects a change to be worth, as a logarithm, and the standard deviation of that. A method
+        # without a model expects nothing of fine knobs.
+        single = self._without([path])
+        expected = None if single is None else apart(single.contender.candidate, self._whole.candidate)
+        return expected or (0.0 if self._changes[path].is_fine else inf, inf)
+
+    def _is_seen(self, path: str) -> bool:
+        # Whether the search has seen that a change is worth more than the margin.
+        mean, deviation = self._expected[path]
+        return deviation < inf and mean - FAR * deviation > self._bound
 
     def _without(self, paths: Collection[str]) -> Variant | None:
         candidate = self._variants_of.without([self._changes[path] for path in paths])
@@ -148,13 +167,14 @@ class Reduction:
     def _proposals(self) -> list[Variant]:
         # The variants that are worth a trial now, the cheapest first. Without all its changes the winner is the user's
         # configuration, which was measured.
-        in_order = sorted(self._costs, key=self._costs.__getitem__)
-        together = frozenset(path for place, path in enumerate(in_order) if self._is_little(in_order[: place + 1]))
-        together = together if len(together) > 1 else frozenset()
+        worths = {path: self._expected[path][0] for path in self._changes if not self._is_seen(path)}
+        in_order = sorted(worths, key=worths.__getitem__)
+        little = [path for path in in_order if worths[path] < self._bound]
+        little = little if len(little) < len(self._changes) else []
         held = [each.variant.dropped for each in self._measured.values() if each.holds]
-        alone = [{path} for path in in_order if path not in together]
-        rather = [] if any(together <= each for each in held) else [{path} for path in in_order if path in together]
-        for sets in ([together, *alone], rather, [frozenset[str]().union(*held)]):
+        parts = [] if any(set(little) <= each for each in held) else _parts(little)
+        alone = [[path] for path in in_order if path not in little]
+        for sets in ([little], [*parts, *alone], [frozenset[str]().union(*held)]):
             found: dict[frozenset[str], Variant] = {}
             for paths in filter(None, sets):
                 variant = self._without(paths)
@@ -164,27 +184,36 @@ class Reduction:
                 return new
         return []
 
-    def _is_little(self, paths: Sequence[str]) -> bool:
-        # Whether some changes, but not all, are expected to be worth less than the margin together.
-        return len(paths) < len(self._changes) and sum(self._costs[path] for path in paths) < -log(1.0 - self.margin)
-
     def _begin_heat(self) -> None:
         self._queue: list[Contender] = []
-        self._round = 0
+        self._round = self._rounds = 0
         self._variants: list[Variant] = []
         self._unfinished = ""  # why not everything was tried. Empty if it was.
         proposals = self._proposals() if len(self._changes) > 1 else []
-        most = int(self._left_s / self._trial_s) // _LEAST_ROUNDS - 1
-        if self._heat == len(_ERRORS):
-            most = 0
-        if len(proposals) > most:
+        most = len(proposals) if self._heat < len(_ERRORS) else 0
+        number = next((number for number in range(most, 0, -1) if self._rounds_of(number)), 0)
+        if number < len(proposals):
             each, left = (duration(max(1.0, seconds)) for seconds in (self._trial_s, self._left_s))
-            self._unfinished = f"{left} were left for it, and a trial takes {each}"
-        self._variants = proposals[: max(most, 0)]
+            varies = percent(self._gain.noise / sqrt(2.0))
+            self._unfinished = f"{left} were left for it, a trial takes {each}, and its reading varies by {varies}"
+        self._variants = proposals[:number]
         if self._variants:
-            self._error = _ERRORS[self._heat] / len(self._variants)
+            self._rounds, self._error = self._rounds_of(number), _ERRORS[self._heat] / number
             self._heat += 1
             self._begin_round()
+
+    def _rounds_of(self, variants: int) -> int:
+        # The rounds of a heat that probably show of a change that is worth nothing that the gain holds without it. If
+        # there is no time for those, as many as there is time for; 0 if they would hardly show it.
+        most = min(int(self._left_s / (self._trial_s * (1 + variants))), _MOST_ROUNDS)
+        noise = max(self._gain.noise, 1e-9)
+        error = _ERRORS[self._heat] / variants
+
+        def distance(rounds: int) -> float:
+            return self._bound * sqrt(rounds) / noise - _reach(error, self._gain.freedom + rounds - 1)
+
+        enough = next((rounds for rounds in range(_LEAST_ROUNDS, most + 1) if distance(rounds) > SURE), most)
+        return enough if enough >= _LEAST_ROUNDS and NormalDist().cdf(distance(enough)) > _HOPELESS else 0
 
     # -- rounds --------------------------------------------------------------------------------------------------
 
@@ -227,9 +256,9 @@ class Reduction:
 
     def _end_round(self) -> None:
         self._round += 1
-        if self._round >= _LEAST_ROUNDS:
-            next_s = self._trial_s * (1 + len(self._variants))
-            self._look(is_last=self._round == _ROUNDS or next_s > self._left_s)
+        if self._round > 1:
+            is_late = self._round >= _LEAST_ROUNDS and self._trial_s * (1 + len(self._variants)) > self._left_s
+            self._look(is_last=is_late or self._round == self._rounds)
         if self._variants:
             self._begin_round()
         else:
@@ -257,15 +286,21 @@ class Reduction:
             {key: results[place].metrics[self._metric] ** power for key, results in kept.items()}
             for place in range(self._round)
         ]
-        ratios = ratios_to(self._whole.key, rounds, self._error)
+        ratios = ratios_to(self._whole.key, rounds, self._error, before=self._gain)
         for variant in list(self._variants):
             ratio = ratios[variant.contender.key]
-            if not is_last and ratio.high >= 1.0 - self.margin:
+            if not is_last and not self._is_hopeless(ratio):
                 continue
             self._variants.remove(variant)
             fast = ratio.low > 1.0 - self.margin and chained(self._gain, ratio).low > 1.0
             reason = self._apart(variant.contender, kept) if fast else ""
             self._measured[variant.dropped] = _Measured(variant, ratio, fast and not reason, reason)
+
+    def _is_hopeless(self, ratio: Ratio) -> bool:
+        # Whether the gain would hardly hold at the end of this heat, if things are as its rounds have shown so far.
+        half = _reach(self._error, ratio.freedom + self._rounds - self._round) * ratio.noise / sqrt(self._rounds)
+        between = ratio.noise * sqrt(1 / self._round - 1 / self._rounds)
+        return log(ratio.value) + self._bound - half < NormalDist().inv_cdf(_NO_CHANCE) * between
 
     def _apart(self, reduced: Contender, results: Mapping[str, Sequence[TrialResult]]) -> str:
         # Why it does not train as the winner does, which trains as the user's configuration. Empty if it does.
@@ -302,14 +337,18 @@ class Reduction:
         return tuple(sorted(found, key=lambda worth: ("kept", "untried", "dropped").index(worth.verdict)))
 
     def _kept(self, path: str, dropped: frozenset[str], alone: bool) -> Worth:
+        left = self._left
         if alone:
             # Without it nothing is left but the user's configuration.
-            gain = (
-                self._gain if self._left is None or self._left.ratio is None else chained(self._gain, self._left.ratio)
-            )
+            gain = self._gain if left is None or left.ratio is None else chained(self._gain, left.ratio)
             without = Estimate(value=1.0 / gain.value, low=1.0 / gain.high, high=1.0 / gain.low)
             one = Estimate(value=1.0, low=1.0, high=1.0)
             return Worth(knobs=(self._changes[path].knob,), verdict="kept", without=without, gain=one)
+        if self._is_seen(path):
+            mean, deviation = self._expected[path]
+            low, value, high = (exp(-mean + width * deviation) for width in (-FAR, 0.0, FAR))
+            seen = Estimate(value=value, low=low, high=high)
+            return Worth(knobs=(self._changes[path].knob,), verdict="kept", without=seen, of_search=True)
         measured = [each for each in self._measured.values() if path in each.variant.dropped]
         found = min(measured, key=lambda each: len(each.variant.dropped), default=None)
         if found is None or found.variant.dropped & dropped:
@@ -327,7 +366,17 @@ class Reduction:
         return " and ".join(change.knob for path, change in self._changes.items() if path in paths)
 
 
-def chained(gain: Estimate, ratio: Ratio) -> Estimate:
+def _parts(paths: Sequence[str]) -> list[Sequence[str]]:
+    # Halves, or one by one if they are few.
+    size = 1 if len(paths) <= _FEW else (len(paths) + 1) // 2
+    return [paths[start : start + size] for start in range(0, len(paths), size)]
+
+
+def _reach(error: float, freedom: int) -> float:
+    return t_quantile(1.0 - error / 2.0, freedom)
+
+
+def chained(gain: Ratio, ratio: Ratio) -> Estimate:
     """The gain of a variant over the user's configuration, by its ratio to the winner in other rounds.
 
     The half widths add up as squares, because the two readings have nothing in common. With Student's quantiles such an
@@ -347,7 +396,7 @@ def reduction_of(
     setup: StudySetup,
     state: StudyState,
     base_config: Mapping[str, Any],
-    cost: Callable[[Candidate], float | None],
+    apart: Callable[[Candidate, Candidate], tuple[float, float] | None],
     confirmation: Confirmation,
     metric: str,
 ) -> Reduction | None:
@@ -363,8 +412,9 @@ def reduction_of(
     here = surroundings_of(profiled, base_config, setup.slots, setup.device)
     changes = Changes(candidate, state.candidates[submitted.number], here, setup.experiment.requests)
     whole = Contender(candidate, candidate.complete(base_config), state.results[winner.number])
-    seconds = [sum(state.results[number].phases.values()) for number in (*winner.trials, *own.trials)]
-    reduction = Reduction(confirmation, whole, winner.gain, changes, base_config, cost, metric, fmean(seconds))
+    trial_s = fmean(sum(state.results[number].phases.values()) for number in (*winner.trials, *own.trials))
+    gain = confirmation.gain_of(whole.key)
+    reduction = Reduction(confirmation, whole, gain, changes, base_config, apart, metric, trial_s)
     for result in confirmation.later:
         reduction.tell(result)
     return reduction

@@ -64,6 +64,19 @@ def test_an_interval_leaves_out_the_truth_as_seldom_as_it_says(noise: dict[str, 
     assert missed <= most * 2000
 
 
+def test_noise_that_earlier_rounds_have_shown_narrows_an_interval_that_stays_right() -> None:
+    draws = random.Random(8)
+    missed = narrower = 0
+    for _ in range(1000):
+        rounds = [{name: math.exp(draws.gauss(0, 0.05)) for name in ("own", "a")} for _ in range(7)]
+        before = ratios_to("own", rounds[:4], 0.05)["a"]
+        alone, found = ratios_to("own", rounds[4:], 0.05)["a"], ratios_to("own", rounds[4:], 0.05, before)["a"]
+        missed += not found.low <= 1.0 <= found.high
+        narrower += found.spread < alone.spread
+    assert missed <= 60
+    assert narrower > 700
+
+
 @pytest.mark.parametrize("later", [12, 40])
 def test_the_chance_that_more_rounds_tell_is_how_often_they_do(later: int) -> None:
     draws = random.Random(6)

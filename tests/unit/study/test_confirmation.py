@@ -13,7 +13,14 @@ from zerotune.trial_lib.messages.measurement import AcrossRows, Memory, WeightCh
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Neighbour, Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.records.units import gain_line
-from zerotune.trial_lib.study.confirmation import Confirmation, Contender, ranking, rounding_advice
+from zerotune.trial_lib.study.confirmation import (
+    Confirmation,
+    Contender,
+    cut_otherwise,
+    cuts_apart,
+    ranking,
+    rounding_advice,
+)
 from zerotune.trial_lib.study.finding import Finding
 
 LOSSES = [2.0, 1.9, 1.8]
@@ -97,9 +104,10 @@ def test_each_is_measured_in_turn_in_another_order_each_round() -> None:
 
 
 def test_what_parts_early_ends_early_and_what_does_not_goes_on() -> None:
-    _, early = confirm([contender("a", 200.0)], speeds(own=100.0, a=200.0))
+    _, far = confirm([contender("a", 200.0)], speeds(own=100.0, a=200.0))
+    _, early = confirm([contender("a", 103.0)], speeds(own=100.0, a=103.0))
     _, late = confirm([contender("a", 103.0)], speeds(noise=0.03, seed=4, own=100.0, a=102.0), search_seconds=200.0)
-    assert (len(early), len(late)) == (8, 48)
+    assert (len(far), len(early), len(late)) == (6, 8, 48)
 
 
 def test_rounds_that_would_hardly_tell_are_not_run() -> None:
@@ -408,7 +416,7 @@ def test_an_unsteady_clock_leaves_the_user_s_own_and_says_how_many_more_rounds_w
 
 def test_what_surely_brings_too_little_ends_early_and_needs_no_more_rounds() -> None:
     found, order = confirm([contender("a", 100.5)], speeds(noise=0.001, own=100.0, a=100.0))
-    assert len(order) == 8
+    assert len(order) == 6
     assert found.more_rounds == 0
     assert found.sentence == "No configuration was faster than yours beyond the noise."
 
@@ -509,6 +517,15 @@ def test_the_trial_in_other_rounding_has_the_candidate_s_micro_batch_unless_that
         key = "own" if candidate is OWN.candidate or confirmation.rounding is not None else "a"
         confirmation.tell(replace(measure(key), rounding=confirmation.rounding, weight_change=change))
     assert rounded == [(micro_batch, micro_batch)]
+
+
+def test_the_trial_in_other_rounding_has_the_micro_batch_that_is_furthest_from_yours() -> None:
+    """A mean over tokens changes most with it, so candidates in between are within its reach."""
+    candidates = [contender("a", 180.0, size).candidate for size in (8, 1, 2)]
+    assert cut_otherwise(OWN.candidate, candidates).micro_batch_size == 1
+    assert cut_otherwise(OWN.candidate, candidates[:1]).micro_batch_size == 8
+    reach = cuts_apart(OWN.candidate, candidates[2])
+    assert cuts_apart(OWN.candidate, candidates[0]) < reach < cuts_apart(OWN.candidate, candidates[1])
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,29 @@ def test_each_change_that_matters_stays_and_its_worth_is_measured(team: Experime
         worth = kept[name].times
         assert worth is not None
         assert worth.low < true < worth.high
-    assert "Of its changes, stage is worth 1.3" in " ".join(finding.lines)
+    assert by_knob(finding, "kept")["micro-batch"].of_search
+    assert any(line.startswith("Of its changes, micro-batch is worth at least 1.") for line in finding.lines)
+
+
+def test_a_change_that_the_search_has_seen_to_matter_stays_without_a_round(team: Experiment) -> None:
+    finding = tuned(team, speed_of(size=2.0))
+    confirming = [candidate for _, purpose, candidate in team.ran if purpose is Purpose.CONFIRM]
+    weighed = confirming[2 * finding.rounds :]
+    assert len(weighed) == finding.weighed_in > 0
+    assert {candidate.micro_batch_size for candidate in weighed} == {4}
+
+
+def test_where_rounds_would_hardly_tell_they_end_soon_and_the_answer_says_so(team: Experiment) -> None:
+    team.scatter = 0.25
+    finding = tuned(team, speed_of(size=20.0))
+    assert finding.winner is not None
+    assert finding.winner.verdict == "faster"
+    assert finding.weighed_in <= 4
+    assert not by_knob(finding, "dropped")
+    assert "its reading varies by" in finding.unweighed
 
 
 def test_a_change_worth_less_than_the_margin_is_dropped(team: Experiment) -> None:
-    team.scatter = 0.01
     finding = tuned(team, speed_of(stage=1.004, size=2.0))
     assert winners(team, finding).knobs == {ZERO: {"stage": 1}}
 
@@ -134,12 +152,13 @@ def test_where_nothing_is_faster_nothing_is_weighed(team: Experiment) -> None:
 def test_without_time_for_the_least_rounds_nothing_is_dropped_and_the_answer_says_so(
     team: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zerotune.trial_lib.study.reduction._SHARE", 0.01)
-    finding = tuned(team, speed_of(stage=1.3, size=2.0))
+    monkeypatch.setattr("zerotune.trial_lib.study.reduction._LEAST_ROUNDS", 100)
+    finding = tuned(team, speed_of(size=2.0))
     confirming = [number for number, purpose, _ in team.ran if purpose is Purpose.CONFIRM]
     assert len(confirming) == 2 * finding.rounds
-    assert {"micro-batch", "stage"} <= set(by_knob(finding, "untried"))
-    assert any(line.startswith("Not tried without stage") and "were left" in line for line in finding.lines)
+    assert by_knob(finding, "untried")
+    assert not by_knob(finding, "dropped")
+    assert any(line.startswith("Not tried without") and "were left" in line for line in finding.lines)
 
 
 def test_a_change_that_memory_needs_stays_and_the_reason_is_told(team: Experiment) -> None:
@@ -180,7 +199,7 @@ def test_a_reduced_winner_that_trains_otherwise_is_none(team: Experiment) -> Non
 def test_what_is_cut_short_keeps_what_was_measured_until_then(
     team: Experiment, monkeypatch: pytest.MonkeyPatch, minutes_over: bool
 ) -> None:
-    team.speed = speed_of(stage=1.3, size=2.0)
+    team.speed = speed_of(size=2.0)
     with team.opened(from_earlier=False) as study:
         run_until_weighed(team, study, trials=1)
         if minutes_over:
@@ -193,14 +212,14 @@ def test_what_is_cut_short_keeps_what_was_measured_until_then(
     assert finding.unweighed == why
 
 
-@pytest.mark.parametrize("weighed", [1, 4, 7])
+@pytest.mark.parametrize("weighed", [1, 2, 3])
 def test_a_study_that_is_resumed_in_the_middle_of_it_comes_to_the_same_end(tmp_path: Path, weighed: int) -> None:
     ends = []
     for is_cut in (False, True):
         folder = tmp_path / str(is_cut)
         folder.mkdir()
         team = Experiment(folder)
-        team.scatter, team.speed = 0.0, speed_of(stage=1.3, size=2.0)
+        team.scatter, team.speed = 0.0, speed_of(stage=1.03, size=2.0)
         with team.opened(from_earlier=False) as study:
             if is_cut:
                 run_until_weighed(team, study, weighed)
