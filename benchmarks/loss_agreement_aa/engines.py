@@ -51,6 +51,8 @@ class Case:
     rounding: float | None = None
     fault: str = ""
     steps: int = 5
+    samples: int = SAMPLES  # of a rank in an optimizer step
+    adds_up: str = ""  # the format that gradients add up in; DeepSpeed's own if empty
 
     def config(self) -> dict[str, Any]:
         factor = {"learning rate 0": 0.0, "learning rate halved": 0.5}.get(self.fault, 1.0)
@@ -63,7 +65,7 @@ class Case:
             zero["offload_optimizer"] = {"device": "cpu"}
         config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": self.micro_batch,
-            "gradient_accumulation_steps": SAMPLES // self.micro_batch,
+            "gradient_accumulation_steps": self.samples // self.micro_batch,
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
@@ -77,6 +79,8 @@ class Case:
             }
         if self.numbers == "bf16":
             config["bf16"] = {"enabled": True}
+        if self.adds_up:
+            config["data_types"] = {"grad_accum_dtype": self.adds_up}
         if self.numbers == "fp16":
             config["fp16"] = {"enabled": True, "initial_scale_power": self.scale_power, "hysteresis": 1}
         return config
@@ -133,7 +137,7 @@ def _plant(engine: Any, case: Case, rank: int) -> None:
     # Plants a fault in an engine.
     import torch
 
-    backward, accumulation, count = engine.backward, SAMPLES // case.micro_batch, [0]
+    backward, accumulation, count = engine.backward, case.samples // case.micro_batch, [0]
 
     def factor(place: int) -> float:
         return {
@@ -196,8 +200,8 @@ def trained(case: Case) -> dict[str, Any]:
     recorded = Recorded(engine, case)
     try:
         for step in range(case.steps):
-            first = (step * RANKS + rank) * SAMPLES
-            for place in range(0, SAMPLES, case.micro_batch):
+            first = (step * RANKS + rank) * case.samples
+            for place in range(0, case.samples, case.micro_batch):
                 numbers = list(range(first + place, first + place + case.micro_batch))
                 recorded.begins()
                 loss = engine(numbers, case.data_seed)

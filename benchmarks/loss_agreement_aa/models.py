@@ -37,6 +37,23 @@ class Texts(nn.Module):
         return F.cross_entropy(outputs.reshape(-1, TOKENS), tokens[:, 1:].reshape(-1))
 
 
+class Masked(nn.Module):
+    """Learns some tokens of each text, few or many: a mean over those of a micro-batch, whatever text they are of."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, numbers: list[int], data_seed: int) -> torch.Tensor:
+        draws = [torch.Generator().manual_seed(data_seed * 100_003 + number) for number in numbers]
+        tokens = torch.stack([(TOKENS * torch.rand(LENGTH + 1, generator=each) ** 3).long() for each in draws])
+        shares = [0.1 + 0.9 * torch.rand(1, generator=each) ** 2 for each in draws]
+        counts = torch.stack([torch.rand(LENGTH, generator=each) for each in draws]) < torch.stack(shares)
+        counts[:, 0] = True
+        outputs = self.inner(tokens[:, :-1]).float()
+        return F.cross_entropy(outputs[counts], tokens[:, 1:][counts])
+
+
 class Block(nn.Module):
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -265,4 +282,7 @@ MODELS = {
     "two towers": lambda: Vectors(Towers()),
     "sets": lambda: Vectors(Sets()),
     "slow mixer": lambda: Texts(Mixer()),
+    "masked decoder": lambda: Masked(Decoder()),
+    "masked recurrent": lambda: Masked(Recurrent()),
+    "masked mixer": lambda: Masked(Mixer()),
 }

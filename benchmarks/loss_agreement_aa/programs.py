@@ -11,6 +11,7 @@ from benchmarks.programs.commands import OWN, REDUCTIONS, Program, others
 from benchmarks.programs.trials import Trials, trials_of
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.confirmation import cut_otherwise
 from zerotune.trial_lib.study.loss_agreement import LossCourse, compare
 from zerotune.trial_lib.study.weight_changes import FirstUpdates, roundoff
 
@@ -50,14 +51,17 @@ def verdicts_of(program: Program, work: Path) -> list[dict[str, Any]]:
         config = candidate.complete(trials.driver.known.base_config)
         plan = trials.driver.plan_again(Purpose.CONFIRM, candidate)
         mine = trials.run(plan)
-        plan = trials.driver.plan_again(Purpose.CONFIRM, candidate)
+        seen = trials.profile.program
+        varies = seen is not None and seen.batch_varies
+        ways = [None if varies and power else candidate_of(trials.own, stage, power) for stage, power in WAYS]
+        others_ = [way for way in ways if way is not None]
+        across = None if seen is None or seen.longest_sequence is not None else seen.across_rows
+        is_row_wise = across is not None and not (across.kind or across.undecided or across.is_outside)
+        cut = candidate if is_row_wise else cut_otherwise(candidate, others_)
+        plan = trials.driver.plan_again(Purpose.CONFIRM, cut)
         again = trials.run(replace(plan, rounding=roundoff(config, trials.profile.formats)))
-        varies = trials.profile.program is not None and trials.profile.program.batch_varies
-        for stage, power in WAYS:
-            other = None if varies and power else candidate_of(trials.own, stage, power)
-            if other is None:
-                continue
-            name = f"z{stage}, {other.micro_batch_size} x {other.gradient_accumulation_steps}"
+        for other in others_:
+            name = f"z{other.zero_stage}, {other.micro_batch_size} x {other.gradient_accumulation_steps}"
             result = trials.measured(other)
             failed = next((each.reason for each in (mine, again, result) if each.outcome is not Outcome.COMPLETED), "")
             if failed:
@@ -65,7 +69,8 @@ def verdicts_of(program: Program, work: Path) -> list[dict[str, Any]]:
                 continue
             courses = course_of(trials, candidate, mine), course_of(trials, other, result)
             agreement = compare(*courses, (mine, again))
-            found.append({"program": program.name, "way": name, **agreement.model_dump()})
+            by = f"{cut.micro_batch_size} x {cut.gradient_accumulation_steps}"
+            found.append({"program": program.name, "way": name, "rounding_by": by, **agreement.model_dump()})
     return found
 
 

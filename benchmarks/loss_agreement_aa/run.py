@@ -1,8 +1,13 @@
-"""Compares how two configurations train small models: with a planted fault, or alike. Counts the wrong verdicts."""
+"""Compares how two configurations train small models: with a planted fault, or alike. Counts the wrong verdicts.
+
+With `--cut` the candidates cut the batch otherwise, and so does the trial of the user's configuration in other
+rounding, as in a study whose profile has not shown that the loss is computed row by row.
+"""
 
 import argparse
 import json
 import platform
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +20,7 @@ from benchmarks.loss_agreement_aa.models import MODELS
 from zerotune.trial_lib.messages.measurement import WeightChange
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.study.confirmation import cuts_apart
 from zerotune.trial_lib.study.loss_agreement import LossCourse, compare
 from zerotune.trial_lib.study.weight_changes import FirstUpdates, roundoff
 
@@ -25,6 +31,12 @@ NUMBERS = ("fp32", "bf16", "fp16")
 # In fp16 at stage 0 DeepSpeed 0.19 does not scale the loss for an optimizer of torch's, and still divides the gradients
 # by the scale (`FP16_UnfusedOptimizer` has no `loss_scaler`). That pair is no pair that has to agree.
 STAGE_0: dict[str, Any] = {"stage": 0}
+# With another cut of the trial in other rounding: candidates with that cut, with yours, and with a third
+CUT_WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
+    *(("alike", {"stage": stage}) for stage in (1, 2, 3)),
+    *(("alike, cut as you do", {"stage": stage, "micro_batch": 4}) for stage in (2, 3)),
+    *(("alike, of a third cut", {"stage": 2, "micro_batch": size}) for size in (1, 8)),
+)
 _BEYOND = 1.2
 _AT_ONCE = 150  # trainings of one process group
 WAYS: tuple[dict[str, Any], ...] = (
@@ -82,6 +94,12 @@ PROGRAMS = {
         Program("sets", "NAdam", 1e-3),
         Program("slow mixer", "Adam", 1e-4),
     ],
+    # Means over tokens of a micro-batch, for `--cut`. Nothing was changed after these either.
+    "masked": [
+        Program("masked decoder", "AdamW", 1e-3, clips=1.0),
+        Program("masked recurrent", "momentum", 0.05),
+        Program("masked mixer", "Adam", 1e-3),
+    ],
 }
 assert {program.model for programs in PROGRAMS.values() for program in programs} == MODELS.keys()
 
@@ -106,16 +124,17 @@ def over_rounds(case: Case) -> list[Case]:
     return [replace(case, data_seed=number) for number in range(ROUNDS)]
 
 
-def in_other_rounding(own: Case) -> Case:
-    return replace(over_rounds(own)[1], rounding=roundoff(own.config(), ()))
+def in_other_rounding(own: Case, cut: int | None) -> Case:
+    return replace(over_rounds(own)[1], rounding=roundoff(own.config(), ()), micro_batch=cut or own.micro_batch)
 
 
 def result_of(record: dict[str, Any], case: Case) -> TrialResult:
     change = record["weight_change"]
     given = {key: record[key] for key in ("losses", "skipped_steps", "initial_weights", "gradient_norms")}
     return TrialResult(
-        trial_id="", number=0, purpose=Purpose.CONFIRM, config_hash="", outcome=Outcome.COMPLETED,
-        weight_change=None if change is None else WeightChange(**change), rounding=case.rounding, **given,
+        trial_id="", number=0, purpose=Purpose.CONFIRM, config_hash=str(case.micro_batch), outcome=Outcome.COMPLETED,
+        weight_change=None if change is None else WeightChange(**change), rounding=case.rounding,
+        micro_batch_arrived=case.micro_batch, **given,
     )  # fmt: skip
 
 
@@ -132,7 +151,7 @@ def course_of(results: Sequence[TrialResult], case: Case) -> LossCourse:
     return LossCourse(candidate, case.config(), losses, weights, skipped=skipped, updates=updates)
 
 
-def judged(records: dict[Case, dict[str, Any]], own: Case, other: Case) -> dict[str, Any]:
+def judged(records: dict[Case, dict[str, Any]], own: Case, other: Case, cut: int | None) -> dict[str, Any]:
     """The verdict on one pair."""
 
     def results(case: Case) -> list[TrialResult]:
@@ -144,47 +163,64 @@ def judged(records: dict[Case, dict[str, Any]], own: Case, other: Case) -> dict[
     if failed:
         return {**pair, "did_not_run": failed[0]}
     # A fault may need a clipping that the user's configuration then has too.
-    again = in_other_rounding(own)
+    again = in_other_rounding(own, cut)
     mine = results(own)
-    agreement = compare(
-        course_of(mine, own), course_of(results(other), other), (mine[1], result_of(records[again], again))
-    )
+    pair_again = (mine[1], result_of(records[again], again))
+    courses = course_of(mine, own), course_of(results(other), other)
+    reach = cuts_apart(courses[0].candidate, Candidate(micro_batch_size=again.micro_batch))
+    # As `Confirmation` does: what the trial in other rounding does not reach is judged without it.
+    is_reached = cut is None or cuts_apart(courses[0].candidate, courses[1].candidate) <= reach
+    agreement = compare(*courses, pair_again if is_reached else None)
     return {**pair, **agreement.model_dump()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", nargs="*", choices=list(PROGRAMS), default=list(PROGRAMS))
+    parser.add_argument("--programs", nargs="*", choices=list(PROGRAMS), default=[*PROGRAMS][:-1])
+    parser.add_argument("--numbers", nargs="*", choices=NUMBERS, default=NUMBERS)
+    parser.add_argument("--cut", type=int, help="the micro-batch of candidates and of the trial in other rounding")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--records", type=Path, help="keep the records of the trainings here, or read them from here")
     arguments = parser.parse_args()
     pairs: list[tuple[str, str, Case, Case]] = []
     for kind in arguments.programs:
         for program in PROGRAMS[kind]:
-            for numbers in NUMBERS:
+            for numbers in arguments.numbers:
                 own = program.own(numbers)
+                cut = arguments.cut
                 for other in planted(own):
-                    pairs.append((kind, "fault", replace(own, clips=other.clips), other))
-                if numbers == "fp16":
+                    faulty = replace(other, micro_batch=cut or other.micro_batch)
+                    pairs.append((kind, "fault", replace(own, clips=other.clips), faulty))
+                if numbers == "fp16" and not cut:
                     pairs.append((kind, "fault of DeepSpeed", own, replace(own, **STAGE_0)))
-                for other in alike(own):
+                for what, way in CUT_WAYS if cut else ():
+                    pairs.append((kind, what, own, replace(own, **{"micro_batch": cut, **way})))
+                for other in () if cut else alike(own):
                     pairs.append((kind, "alike", own, other))
     wanted = [each for _, _, own, other in pairs for case in (own, other) for each in over_rounds(case)]
-    wanted += [in_other_rounding(own) for _, _, own, _ in pairs]
+    wanted += [in_other_rounding(own, arguments.cut) for _, _, own, _ in pairs]
     records = recorded(list(dict.fromkeys(wanted)), arguments.records)
-    verdicts = [{"programs": kind, "pair": what, **judged(records, own, other)} for kind, what, own, other in pairs]
+    verdicts = [
+        {"programs": kind, "pair": what, **judged(records, own, other, arguments.cut)}
+        for kind, what, own, other in pairs
+    ]
     # Is a difference seen that is a little larger than the one that is said to be seen?
     larger = [
         (kind, "beyond", own, replace(other, rate=own.rate * (1.0 + _BEYOND * verdict["seen"][0])))
         for (kind, what, own, other), verdict in zip(pairs, verdicts, strict=True)
-        if what == "alike" and other == replace(own, stage=2) and verdict.get("seen") and verdict["seen"][0] < 1.0
+        if what.startswith("alike") and other == replace(own, stage=2)
+        if verdict.get("seen") and verdict["seen"][0] < 1.0
     ]
     more = recorded(
         list(dict.fromkeys(each for *_, other in larger for each in over_rounds(other))),
         None if arguments.records is None else arguments.records.with_suffix(".beyond"),
     )
     records = {case: records[case] for case in wanted} | more
-    verdicts += [{"programs": kind, "pair": what, **judged(records, own, other)} for kind, what, own, other in larger]
-    write(verdicts, list(records.values()))
+    verdicts += [
+        {"programs": kind, "pair": what, **judged(records, own, other, arguments.cut)}
+        for kind, what, own, other in larger
+    ]
+    write(verdicts, list(records.values()), arguments.out)
 
 
 def recorded(cases: list[Case], kept: Path | None) -> dict[Case, dict[str, Any]]:
@@ -201,13 +237,14 @@ def recorded(cases: list[Case], kept: Path | None) -> dict[Case, dict[str, Any]]
     return found
 
 
-def write(verdicts: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
+def write(verdicts: list[dict[str, Any]], records: list[dict[str, Any]], out: Path) -> None:
     """Counts, prints and writes."""
     judged_ = [each for each in verdicts if "did_not_run" not in each]
     counts: dict[str, Any] = {}
-    for kind in PROGRAMS:
+    for kind in dict.fromkeys(each["programs"] for each in judged_):
         for numbers in NUMBERS:
-            for what, wrong in (("fault", True), ("beyond", True), ("fault of DeepSpeed", True), ("alike", False)):
+            for what in dict.fromkeys(each["pair"] for each in judged_):
+                wrong = not what.startswith("alike")
                 of = [
                     each
                     for each in judged_
@@ -217,10 +254,10 @@ def write(verdicts: list[dict[str, Any]], records: list[dict[str, Any]]) -> None
                     "pairs": len(of),
                     "wrong": sum(each["agrees"] is wrong for each in of),
                 }
-    wrong_ones = [each for each in judged_ if each["agrees"] is (each["pair"] != "alike")]
+    wrong_ones = [each for each in judged_ if each["agrees"] is not each["pair"].startswith("alike")]
     seconds = [each["weight_change"]["seconds"] for each in records if each.get("weight_change")]
     report = {
-        "command": "python -m benchmarks.loss_agreement_aa.run",
+        "command": " ".join(["python -m benchmarks.loss_agreement_aa.run", *sys.argv[1:]]),
         "machine": platform.processor() or platform.machine(),
         "trainings": len(records),
         "faults": {
@@ -229,8 +266,8 @@ def write(verdicts: list[dict[str, Any]], records: list[dict[str, Any]]) -> None
             "missed_by_fault": Counter(each["changed"]["fault"] for each in wrong_ones if each["pair"] == "fault"),
         },
         "alike": {
-            "pairs": sum(each["pair"] == "alike" for each in judged_),
-            "turned_away": sum(not each["agrees"] for each in judged_ if each["pair"] == "alike"),
+            "pairs": sum(each["pair"].startswith("alike") for each in judged_),
+            "turned_away": sum(not each["agrees"] for each in judged_ if each["pair"].startswith("alike")),
         },
         "beyond_what_is_said_to_be_seen": {
             "pairs": sum(each["pair"] == "beyond" for each in judged_),
@@ -250,7 +287,7 @@ def write(verdicts: list[dict[str, Any]], records: list[dict[str, Any]]) -> None
         "did_not_run": [each for each in verdicts if "did_not_run" in each],
         "each": judged_,
     }
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    out.write_text(json.dumps(report, indent=1) + "\n")
     for key in (
         "trainings",
         "faults",
