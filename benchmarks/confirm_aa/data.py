@@ -148,7 +148,7 @@ def confirm(
     )
     # Equal candidates would be told apart by nothing.
     other = replace(other, candidate=other.candidate.model_copy())
-    confirmation = Confirmation(own, [other], "throughput", "cuda", 120.0, data_vary=data_vary)
+    confirmation = Confirmation(own, [other], "throughput", 120.0, data_vary=data_vary)
     while (asked := confirmation.next) is not None:
         which = int(asked is other.candidate)
         result = measure(confirmation.data, confirmation.begun, which)

@@ -84,7 +84,7 @@ class Machine:
 def study(machine: Machine, rng: np.random.Generator, search_seconds: float) -> dict[str, float | None] | None:
     """None if the winner was not confirmed to be faster."""
     own, whole = (contender(one, machine) for one in (candidate([]), candidate(KNOBS)))
-    confirmation = Confirmation(own, [whole], "throughput", "cuda", search_seconds)
+    confirmation = Confirmation(own, [whole], "throughput", search_seconds)
     while (one := confirmation.next) is not None:
         confirmation.tell(machine.read(one))
     found = confirmation.finding()

@@ -48,7 +48,7 @@ def confirm(driver: StudyDriver, reading: TrialResult, search_seconds: float) ->
     own, twin = (
         Contender(candidate.model_copy(), config, replace(reading, config_hash=name)) for name in ("own", "twin")
     )
-    confirmation = Confirmation(own, [twin], METRIC, driver.setup.device, search_seconds)
+    confirmation = Confirmation(own, [twin], METRIC, search_seconds)
     seconds = []
     while (asked := confirmation.next) is not None:
         key = "own" if asked is own.candidate else "twin"

@@ -135,7 +135,7 @@ def confirm(
 ) -> tuple[Finding, dict[str, list[float]]]:
     """Confirms to the end, of a search that can afford so many rounds; with the seconds of each contender."""
     own, *others = members
-    confirmation = Confirmation(own, others, "throughput", "cpu", 2.0 * SECONDS_A_TRIAL * rounds * len(members))
+    confirmation = Confirmation(own, others, "throughput", 2.0 * SECONDS_A_TRIAL * rounds * len(members))
     keys = {id(one.candidate): one.key for one in members}
     seconds: dict[str, list[float]] = {one.key: [] for one in members}
     while (asked := confirmation.next) is not None:

@@ -100,7 +100,7 @@ def answer_of(world: World, seed: int, trials: int) -> Answer:
 def _confirmed(world: World, contenders: list[Contender], seed: int, seconds: float) -> Candidate:
     _, own, *searched = contenders
     # The tables' throughput is by processor time already.
-    confirmation = Confirmation(own, ranking(searched, own, METRIC), METRIC, "cuda", seconds)
+    confirmation = Confirmation(own, ranking(searched, own, METRIC), METRIC, seconds)
     ran: dict[int, Candidate] = {}
     while (candidate := confirmation.next) is not None:
         number = 1000 + len(ran)

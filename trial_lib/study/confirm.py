@@ -131,7 +131,7 @@ def _confirmation(
     program = None if state.profile is None else state.profile.program
     varies = program is not None and program.longest_sequence is not None
     across = None if program is None else program.across_rows
-    of_study = (setup.device, search_seconds, submitted, formats, setup.free_switches)
+    of_study = (search_seconds, submitted, formats, setup.free_switches)
     confirmation = Confirmation(own, ranked, driver.metric, *of_study, data_vary=varies, across=across)
     first = _first_of_search(driver)
     for result in state.of_purpose(Purpose.CONFIRM):

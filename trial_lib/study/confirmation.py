@@ -11,8 +11,7 @@ the error of the intervals (Bonferroni). The look after `_LEAST_ROUNDS` has litt
 for a gain that is far beyond the noise.
 
 Everything is compared by the clock, because that is what a training costs. On a shared machine the clock varies much,
-and the interval is as wide. If the rounds do not tell, the finding has how many more probably would. On a CPU the
-processor time varies less. If it surely says something else than the clock, a note says what.
+and the interval is as wide. If the rounds do not tell, the finding has how many more probably would.
 
 A configuration that ran in the search may run out of memory in another process. A CPU's resident memory varies by some
 10 % from process to process. If a heat has lost all its candidates that way, the next heat prefers those that filled
@@ -21,12 +20,11 @@ clearly less of their memory.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import adds_up_in_32_bits
-from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.launch.device_watch import device_notes
 from zerotune.trial_lib.messages.measurement import TRACE, AcrossRows
 from zerotune.trial_lib.messages.statistics import Ratio, chance_to_tell, mean_rate, ratios_to, rounds_to_tell
@@ -116,7 +114,6 @@ _OF_FIRST_LOOK = 0.1  # of the error, if others follow
 _HOPELESS = 0.1  # a smaller chance that the rounds that are left tell is not worth them
 _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
-_PROCESSOR_TIME = "cpu_time_per_sample"
 _RATES = ("throughput", "FLOPS_per_gpu", "mfu", "tokens_per_second")
 _WINS = ("faster", "uncompared")
 # Outcomes that follow from the size, and not from chance.
@@ -135,7 +132,6 @@ class Confirmation:
         own: Contender | None,
         ranked: Sequence[Contender],
         metric: str,
-        device: str,
         search_seconds: float,
         submitted: Candidate | None = None,
         formats: Collection[str] = (),
@@ -150,8 +146,6 @@ class Confirmation:
         self._formats = formats
         self._free = tuple(free)
         self.across = across  # what the profile has found
-        on_the_processor = kind_of(device).computes_on_the_processor
-        self._has_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
         self.share_s = SHARE_OF_SEARCH * search_seconds  # the seconds that its rounds may take, but for a floor
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}
@@ -386,24 +380,16 @@ class Confirmation:
         """The gain of a living candidate over the user's configuration."""
         return self._gains()[key]
 
-    def _gains(self, of: Callable[[Mapping[str, float]], float] | None = None) -> dict[str, Ratio]:
-        # By the complete rounds of this heat: of the metric, or of what `of` makes of a trial's metrics.
+    def _gains(self) -> dict[str, Ratio]:
+        # By the complete rounds of this heat.
         assert self._living_own is not None
-        metric = SEARCH_METRICS[self._metric]
-        power = -1 if metric.smaller_is_better else 1
-        read = of or (lambda metrics: metrics[metric.name] ** power)
         kept = {one.key: self._results[one.key][-self._round :] for one in self._with_own(self._live)}
-        rounds = [{key: read(results[n].metrics) for key, results in kept.items()} for n in range(self._round)]
+        power = -1 if SEARCH_METRICS[self._metric].smaller_is_better else 1
+        rounds = [
+            {key: results[place].metrics[self._metric] ** power for key, results in kept.items()}
+            for place in range(self._round)
+        ]
         return ratios_to(self._living_own.key, rounds, self._error)
-
-    def _processor_gains(self) -> dict[str, Ratio]:
-        # In processor time, of the candidates whose gain is surely another by the clock.
-        results = [each for one in self._with_own(self._live) for each in self._results[one.key][-self._round :]]
-        if not self._has_processor_time or any(each.metrics.get(_PROCESSOR_TIME, 0.0) <= 0.0 for each in results):
-            return {}
-        waits = self._gains(lambda metrics: metrics[self._metric] * metrics[_PROCESSOR_TIME])
-        gains = self._gains(lambda metrics: 1.0 / metrics[_PROCESSOR_TIME])
-        return {key: gains[key] for key, ratio in waits.items() if not ratio.low <= 1.0 <= ratio.high}
 
     def _agreement(self, contender: Contender) -> LossAgreement:
         own = self._living_own
@@ -438,12 +424,8 @@ class Confirmation:
         """The finding of the results so far. When `next` is None, it is that of the study."""
         own = self._living_own
         is_compared = own is not None and bool(self._live) and self._round > 0
-        gains, processor_gains = (self._gains(), self._processor_gains()) if is_compared else ({}, {})
-        confirmed = [
-            (self._confirmed(one, gains.get(one.key), processor_gains.get(one.key)), one)
-            for one in self._tried
-            if self._trials_of(one)
-        ]
+        gains = self._gains() if is_compared else {}
+        confirmed = [(self._confirmed(one, gains.get(one.key)), one) for one in self._tried if self._trials_of(one)]
         confirmed.sort(key=lambda pair: self._rank(pair[0]))
         own_confirmed = None if self._own is None or not self._trials_of(self._own) else self._confirmed(self._own)
         winner, chosen = next((pair for pair in confirmed if pair[0].verdict in _WINS), (None, None))
@@ -480,14 +462,13 @@ class Confirmation:
     def _trials_of(self, contender: Contender) -> list[TrialResult]:
         return self._results.get(contender.key, [])
 
-    def _confirmed(self, contender: Contender, gain: Ratio | None = None, apart: Ratio | None = None) -> Confirmed:
+    def _confirmed(self, contender: Contender, gain: Ratio | None = None) -> Confirmed:
         is_own = contender is self._own
         verdict, reason = self._out.get(contender.key, ("own" if is_own else _verdict(gain), ""))
         agreement = None if is_own or verdict in ("failed", "disagrees") else self._agreement(contender)
         return confirmed_by(self._trials_of(contender), contender.candidate, self._metric, verdict).model_copy(
             update={
                 "gain": _estimate(gain),
-                "processor_gain": _estimate(apart),
                 "reason": reason if verdict == "failed" else "",
                 "losses": agreement.sentence if agreement is not None else reason if verdict == "disagrees" else "",
                 "is_compared": agreement is None or agreement.is_compared or not agreement.sentence,

@@ -319,7 +319,7 @@ class HeadStart:
 
 # The variation of one configuration from study to study (standard deviation, a share) while too few studies show it.
 # Other programs use a processor's caches and a host's time, but seldom a GPU.
-_GPU, _PROCESSOR_TIME, _CLOCK_ON_A_CPU = 0.01, 0.05, 0.10
+_GPU, _CPU = 0.01, 0.10
 _NEGLIGIBLE = 0.02  # A smaller change is not reported, however surely it is measured.
 
 
@@ -334,8 +334,7 @@ class SinceLast(FrozenRecord):
     last_throughput: float  # of the compared winners, likewise
     quantity: str = "throughput"  # the compared quantity
     ratio: Estimate  # the throughput of the later divided by that of the earlier
-    # The same in processor time, on a CPU where that surely says something else
-    in_processor_time: Estimate | None = None
+    in_processor_time: Estimate | None = None  # in old records of a CPU where that surely says something else
     is_regression: bool  # whether the later are below the earlier beyond the noise
     changes: tuple[str, ...]  # the changes of the experiment between the two studies
 
@@ -352,14 +351,8 @@ class SinceLast(FrozenRecord):
         later = f", the last of {self.fallen} studies" if self.fallen > 1 else ""
         return (
             f"{self.throughput:.4g} samples/s{later}, {beside} {level}: {self.ratio.times}, "
-            f"compared by {self.quantity}. {self._apart}{self._changes}"
+            f"compared by {self.quantity}. {self._changes}"
         )
-
-    @property
-    def _apart(self) -> str:
-        if self.in_processor_time is None:
-            return ""
-        return f"In processor time it is {self.in_processor_time.times}, so other programs may hold up this one. "
 
     @property
     def _changes(self) -> str:
@@ -387,8 +380,7 @@ def since_last(
     if not earlier or not now:
         return None
     *before, last = levels_of(earlier)
-    on_the_processor = kind_of(device).computes_on_the_processor
-    unknown = _CLOCK_ON_A_CPU if on_the_processor else _GPU
+    unknown = _CPU if kind_of(device).computes_on_the_processor else _GPU
     values = [_throughputs(trials) for trials in (now, last.best.trials, *(study.best.trials for study in before))]
     ratio = ratio_between(values[0], values[1], values[2:], unknown)
     later, reference, is_regression = 1, [last], False
@@ -408,7 +400,6 @@ def since_last(
         throughput=_throughput(now),
         last_throughput=statistics.median(_throughput(study.best.trials) for study in reference),
         ratio=_estimate(ratio),
-        in_processor_time=_in_processor_time(ratio, now, reference) if on_the_processor else None,
         is_regression=is_regression,
         changes=tuple(fingerprint.changes_since(reference[-1].fingerprint)),
     )
@@ -443,18 +434,6 @@ def _throughput(trials: Sequence[TrialResult]) -> float:
 
 def _throughputs(trials: Sequence[TrialResult]) -> list[float]:
     return [trial.metrics["throughput"] for trial in trials]
-
-
-def _in_processor_time(
-    by_clock: Ratio, now: Sequence[TrialResult], reference: Sequence[EarlierStudy]
-) -> Estimate | None:
-    studies = [now, *(study.best.trials for study in reversed(reference))]
-    times = [[trial.metrics.get("cpu_time_per_sample", 0.0) for trial in trials] for trials in studies]
-    if not all(seconds > 0 for each in times for seconds in each):
-        return None
-    ours, last, *before = [[1 / seconds for seconds in each] for each in times]
-    ratio = ratio_between(ours, last, before, _PROCESSOR_TIME)
-    return _estimate(ratio) if ratio.high < by_clock.low or by_clock.high < ratio.low else None
 
 
 def _estimate(ratio: Ratio) -> Estimate:

@@ -52,8 +52,7 @@ class Confirmed(FrozenRecord):
     # How many times better it is than the user's configuration. None if there is nothing to compare.
     gain: Estimate | None = None
     clock_gain: Estimate | None = None  # by the clock, in old records that compared processor time
-    # The same in processor time of the ranks, if that surely differs from the clock's
-    processor_gain: Estimate | None = None
+    processor_gain: Estimate | None = None  # in processor time, in old records where that surely differs
     verdict: ConfirmationVerdict  # `own` for the user's configuration, `uncompared` if that has no measurement
     reason: str = ""  # why it failed. Empty otherwise.
     losses: str = ""  # how its losses compare with those of the user's configuration
@@ -171,8 +170,6 @@ class Finding(FrozenRecord):
             )
         if self.winner is not None and self.winner.clock_gain is not None:
             lines.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
-        if self.winner is not None and self.winner.processor_gain is not None:
-            lines.append(f"{_in_processor_time(self.winner.processor_gain)}.")
         lines += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
             lines.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
@@ -215,12 +212,7 @@ def _about(candidate: Confirmed) -> str:
     if candidate.verdict == "disagrees":
         return f"{candidate.name} is not chosen: {candidate.losses}."
     gain = candidate.gain.times if candidate.gain else "measured as well"
-    beside = "" if candidate.processor_gain is None else f" {_in_processor_time(candidate.processor_gain)}."
-    return f"{candidate.name}: {gain}.{beside}"
-
-
-def _in_processor_time(gain: Estimate) -> str:
-    return f"In the ranks' processor time, without what they wait, it is {gain.times}, and surely not the same"
+    return f"{candidate.name}: {gain}."
 
 
 def partition_advice(zero_stage: int, partitions_its_model: bool) -> str:

@@ -51,10 +51,9 @@ def confirm(
     measure: Callable[[str], TrialResult],
     own: Contender | None = OWN,
     search_seconds: float = 60.0,
-    device: str = "cuda",
 ) -> tuple[Finding, list[str]]:
     """Confirms to the end; returns what was found, and the order in which contenders were measured."""
-    confirmation = Confirmation(own, ranked, "throughput", device, search_seconds)
+    confirmation = Confirmation(own, ranked, "throughput", search_seconds)
     keys = [(one.candidate, one.key) for one in (*([own] if own else []), *ranked)]
     order: list[str] = []
     while (candidate := confirmation.next) is not None:
@@ -223,7 +222,7 @@ def test_the_learning_rate_follows_a_batch_that_the_user_s_own_did_not_complete_
     own = OWN.candidate.model_copy(
         update={"gradient_accumulation_steps": 2 * OWN.candidate.gradient_accumulation_steps}
     )
-    confirmation = Confirmation(None, [best], "throughput", "cuda", 60.0, own)
+    confirmation = Confirmation(None, [best], "throughput", 60.0, own)
     measured = speeds(a=200.0)
     while confirmation.next is not None:
         confirmation.tell(measured("a"))
@@ -353,8 +352,8 @@ def test_a_candidate_that_is_killed_every_time_is_out() -> None:
 
 def test_a_resumed_confirmation_continues_where_it_was() -> None:
     ranked = [contender("a", 102.0)]
-    one = Confirmation(OWN, ranked, "throughput", "cuda", 60.0)
-    other = Confirmation(OWN, ranked, "throughput", "cuda", 60.0)
+    one = Confirmation(OWN, ranked, "throughput", 60.0)
+    other = Confirmation(OWN, ranked, "throughput", 60.0)
     measure = speeds(own=100.0, a=101.0)
     told = []
     for number in range(7):
@@ -365,42 +364,6 @@ def test_a_resumed_confirmation_continues_where_it_was() -> None:
         other.tell(again)
     assert other.next is one.next
     assert other.finding() == one.finding()
-
-
-def on_cpu(draws: random.Random, time: float, wall: float) -> dict[str, float]:
-    return {
-        "cpu_time_per_sample": time * math.exp(draws.gauss(0, 0.02)),
-        "throughput": 1 / wall * math.exp(draws.gauss(0, 0.04)),
-    }
-
-
-def confirm_on_cpu(times: dict[str, float], walls: dict[str, float]) -> Finding:
-    draws = random.Random(3)
-    measure = lambda key: result(key, metrics=on_cpu(draws, times[key], walls[key]))  # noqa: E731
-    return confirm([contender("a", 120.0)], measure, device="cpu")[0]
-
-
-def test_a_gain_in_processor_time_that_the_clock_does_not_show_is_a_note_and_no_gain() -> None:
-    found = confirm_on_cpu({"own": 1.0, "a": 0.7}, {"own": 1.0, "a": 1.0})
-    assert found.winner == found.own
-    (equal,) = found.candidates
-    assert (found.quantity, equal.verdict) == ("throughput", "equal")
-    assert equal.processor_gain is not None
-    assert equal.processor_gain.low < 1 / 0.7 < equal.processor_gain.high
-
-
-def test_a_gain_by_the_clock_counts_although_processor_time_shows_none() -> None:
-    found = confirm_on_cpu({"own": 1.0, "a": 1.0}, {"own": 1.0, "a": 0.5})
-    assert found.winner is not None
-    assert found.winner.gain is not None
-    assert found.winner.gain.low < 2.0 < found.winner.gain.high
-    assert found.winner.processor_gain is not None
-
-
-def test_where_processor_time_agrees_with_the_clock_nothing_is_said_of_it() -> None:
-    found = confirm_on_cpu({"own": 1.0, "a": 0.5}, {"own": 1.0, "a": 0.5})
-    assert found.winner is not None
-    assert found.winner.processor_gain is None
 
 
 def test_an_unsteady_clock_leaves_the_user_s_own_and_says_how_many_more_rounds_would_tell() -> None:
@@ -473,7 +436,7 @@ def test_where_weights_are_compared_the_user_s_own_runs_once_more_in_other_round
     def changed(size: float) -> WeightChange:
         return WeightChange(updates=3, modules=["head"], sums=[[size, -size] * 4])
 
-    confirmation = Confirmation(OWN, [contender("a", 180.0)], "throughput", "cuda", 60.0)
+    confirmation = Confirmation(OWN, [contender("a", 180.0)], "throughput", 60.0)
     order: list[tuple[str, float | None]] = []
     measure = speeds(own=100.0, a=180.0)
     while (candidate := confirmation.next) is not None:
@@ -509,7 +472,7 @@ def test_where_weights_are_compared_the_user_s_own_runs_once_more_in_other_round
 def test_the_trial_in_other_rounding_has_the_candidate_s_micro_batch_unless_that_is_known_to_make_no_difference(
     across: AcrossRows | None, micro_batch: int
 ) -> None:
-    confirmation = Confirmation(OWN, [contender("a", 180.0, 8)], "throughput", "cuda", 60.0, across=across)
+    confirmation = Confirmation(OWN, [contender("a", 180.0, 8)], "throughput", 60.0, across=across)
     change, measure, rounded = WeightChange(updates=3, modules=["head"], sums=[[1.0] * 8]), speeds(own=1.0, a=2.0), []
     while (candidate := confirmation.next) is not None:
         if confirmation.rounding is not None:
@@ -536,7 +499,7 @@ def test_where_your_other_settings_have_no_room_for_that_micro_batch_it_is_half_
 ) -> None:
     """Your own cut alone would not show by how much a mean over tokens changes with another."""
     candidates = [contender("a", 180.0, 8), contender("b", 175.0, 8)]
-    confirmation = Confirmation(OWN, candidates, "throughput", "cuda", 600.0)
+    confirmation = Confirmation(OWN, candidates, "throughput", 600.0)
     measure = speeds(own=1.0, a=2.0, b=1.5)
     changes = {4: 1.0, 8: 1.2, 2: 1.3}
     rounded = []
@@ -559,7 +522,7 @@ def test_where_your_other_settings_have_no_room_for_that_micro_batch_it_is_half_
 
 
 def test_without_time_for_the_trial_in_other_rounding_two_rounds_are_an_answer() -> None:
-    confirmation = Confirmation(OWN, [contender("a", 180.0)], "throughput", "cuda", 60.0)
+    confirmation = Confirmation(OWN, [contender("a", 180.0)], "throughput", 60.0)
     change, measure = (
         WeightChange(updates=3, modules=["head"], sums=[[1.0] * 8]),
         speeds(own=100.0, a=180.0, noise=1e-3),
@@ -578,7 +541,7 @@ def test_without_time_for_the_trial_in_other_rounding_two_rounds_are_an_answer()
 def test_a_free_batch_needs_no_trial_in_other_rounding() -> None:
     other = contender("a", 180.0)
     larger = replace(other, candidate=other.candidate.model_copy(update={"micro_batch_size": 8}))
-    confirmation = Confirmation(OWN, [larger], "throughput", "cuda", 60.0)
+    confirmation = Confirmation(OWN, [larger], "throughput", 60.0)
     change, measure = WeightChange(updates=3, modules=["head"], sums=[[1.0] * 8]), speeds(own=100.0, a=180.0)
     while (candidate := confirmation.next) is not None:
         assert confirmation.rounding is None

@@ -90,17 +90,6 @@ def test_a_winner_below_stage_3_says_what_it_needs_of_code_that_partitions_its_m
     assert advice in finding(in_code=advice).lines
 
 
-def test_processor_time_is_a_note_where_it_says_something_else() -> None:
-    apart = {"processor_gain": Estimate(value=1.1, low=1.08, high=1.12)}
-    waits = confirmed("ZeRO 1, micro-batch 32", verdict="equal", gain=Estimate(value=1.0, low=0.97, high=1.03), **apart)
-    said = "In the ranks' processor time, without what they wait, it is 1.10x (1.08 to 1.12), and surely not the same."
-    found = finding(candidates=(WINNER, waits))
-    assert "processor time" not in found.sentence
-    assert f"ZeRO 1, micro-batch 32: 1.00x (0.97 to 1.03). {said}" in found.lines
-    winner = WINNER.model_copy(update=apart)
-    assert said in finding(candidates=(winner,), winner=winner).lines
-
-
 def test_an_open_question_comes_with_the_rounds_that_would_settle_it() -> None:
     equal = confirmed(verdict="equal", gain=Estimate(value=1.06, low=0.97, high=1.16))
     undecided = {"winner": OWN, "candidates": (equal,), "round_seconds": 34.2}

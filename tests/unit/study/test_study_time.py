@@ -48,7 +48,7 @@ def reading(key: str, speed: float, purpose: Purpose = Purpose.CONFIRM, losses: 
 def begun(trials: int, losses: float = 3.0) -> Confirmation:
     """Returns a confirmation that has measured so many times. One that is slow at first would shift the pairs."""
     own, other = contender("a", 100.0), contender("bb", 200.0)
-    confirmation = Confirmation(own, [other], "throughput", "cuda", 600.0)
+    confirmation = Confirmation(own, [other], "throughput", 600.0)
     speeds = {"a": itertools.cycle([100.0, 101.0, 1.0]), "bb": itertools.cycle([200.0, 202.0, 2.0])}
     for _ in range(trials):
         key = "a" if confirmation.next is own.candidate else "bb"
