@@ -35,7 +35,7 @@ BESIDE := $(patsubst %,tests/integration/test_%.py, \
 
 # Each in an environment of its own, as the long tests of typed stages want them. A torch of processors goes with neither
 # torchvision nor torchaudio, which LLaMA-Factory imports.
-FRAMEWORKS := trl~=1.16 llamafactory~=0.9.5 ms-swift~=4.6
+FRAMEWORKS := trl~=1.16 llamafactory~=0.9.5 ms-swift~=4.6 lightning[extra]~=2.6
 
 .PHONY: demo demo-study test test-all lint docs setup schema clean frameworks
 
@@ -121,7 +121,7 @@ $(PREPARED): $(INSTALLED)
 
 frameworks:
 	for package in $(FRAMEWORKS); do \
-	    name=$${package%%~*}; root=build/frameworks/$${name#ms-}; \
+	    name=$${package%%[[~]*}; root=build/frameworks/$${name#ms-}; \
 	    $(PYTHON) -m venv $$root && $$root/bin/pip -q install torch==2.13.0 deepspeed "$$package" \
 	        && $$root/bin/pip -q uninstall -y torchvision torchaudio || exit 1; \
 	done

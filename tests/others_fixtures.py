@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from server_fixtures import free_port
 from study_fixtures import Study, Zerotune, left_in
 
 from benchmarks.programs.commands import read
+from benchmarks.programs.frameworks import differences
+from benchmarks.programs.run import WATCHED
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import OwnCommand
@@ -182,35 +183,29 @@ def expect_trained_alike(tuned: Tuned, timeout: float = 120) -> OwnCommand:
 
 
 def plain_configuration(command: Path, folder: Path, timeout: float = 120) -> dict[str, Any]:
-    """Returns the configuration of the first engine of a command that runs without ZeroTune. Then ends it."""
+    """Returns the configuration of the first engine that steps in a command without ZeroTune. Then ends it."""
     folder.mkdir()
-    found, hook = folder / "0.json", Path(__file__).parent / "plain_runs"
-    environment = {**os.environ, "ENGINES": str(folder), "PET_MASTER_PORT": str(free_port())}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH", "")]))
+    found = folder / "rank-0.jsonl"
+    environment = {**os.environ, "WATCH_FOLDER": str(folder), "PET_MASTER_PORT": str(free_port())}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(WATCHED), os.environ.get("PYTHONPATH", "")]))
     with (folder / "said").open("w+") as said:
         process = psutil.Popen(["sh", command], env=environment, stdout=said, stderr=subprocess.STDOUT)
         try:
             end = time.monotonic() + timeout
-            while not found.exists() and process.poll() is None and time.monotonic() < end:
+            while not _first_line(found) and process.poll() is None and time.monotonic() < end:
                 time.sleep(0.1)
         finally:
             for each in [*process.children(recursive=True), process]:
                 each.kill()
             process.wait()
         said.seek(0)
-        assert found.exists(), said.read()
-    return dict(json.loads(found.read_text()))
+        line = _first_line(found)
+        assert line, said.read()
+    return dict(json.loads(line)["engine"])
 
 
-def differences(recorded: dict[str, Any], plain: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yields the settings that two engines have not in common, of those that a trial records."""
-    assert recorded
-    for name, value in recorded.items():
-        other = plain.get(name)
-        if isinstance(value, dict) and value and isinstance(other, dict):
-            yield from differences(value, other, f"{prefix}{name}.")
-        elif value != other:
-            yield f"{prefix}{name}: {value!r}, and {other!r} without ZeroTune"
+def _first_line(file: Path) -> str:
+    return file.read_text().partition("\n")[0] if file.exists() and "\n" in file.read_text() else ""
 
 
 def engine_in(said: str) -> Triple:

@@ -71,7 +71,10 @@ class Ratio:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **variables}
+    path = os.environ["PATH"]
+    if str(BIN) not in path.split(os.pathsep):
+        path = f"{BIN}{os.pathsep}{path}"
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}
 
 
 def trained(folder: Path, typed: Sequence[str], variables: Mapping[str, str], config: Path | None = None) -> Training:
@@ -86,6 +89,13 @@ def trained(folder: Path, typed: Sequence[str], variables: Mapping[str, str], co
     Raises:
         RuntimeError: it made too few steps.
     """
+    return summary(steps_of_ranks(folder, typed, variables, config))
+
+
+def steps_of_ranks(
+    folder: Path, typed: Sequence[str], variables: Mapping[str, str], config: Path | None = None
+) -> list[list[dict[str, Any]]]:
+    """Returns the steps that all ranks of a command have in common. See `trained`."""
     watch = {"WATCH_CONFIG": str(config or "")}
     host = this_host()
     with held_slots(host_lock_dir(), host, len(host.slots), lambda: False):
@@ -96,7 +106,7 @@ def trained(folder: Path, typed: Sequence[str], variables: Mapping[str, str], co
     common = min((len(rank) for rank in ranks), default=0)
     if common < WARM_UP + 3:
         raise RuntimeError(f"{shlex.join(typed)} made {common} steps: {error[-2000:]}")
-    return summary([rank[:common] for rank in ranks])
+    return [rank[:common] for rank in ranks]
 
 
 def watched(folder: Path, typed: Sequence[str], variables: Mapping[str, str]) -> tuple[list[list[dict[str, Any]]], str]:
@@ -158,10 +168,16 @@ def summary(ranks: Sequence[Sequence[dict[str, Any]]]) -> Training:
     )
 
 
-def tune(folder: Path, program: Program) -> tuple[int, dict[str, Any]]:
+def tune(folder: Path, program: Program, how: str = "tune") -> tuple[int, dict[str, Any]]:
     """Tunes as a user would; returns the exit code and the document."""
-    command = [str(BIN / "zerotune"), "tune", *program.flags, "--json", "--", *program.typed]
-    run = subprocess.run(command, cwd=folder, env=environment(program.variables), capture_output=True, text=True)
+    # A trial class is typed as its YAML, and not as a command.
+    typed = ["adaptive", *program.flags, "--json"]
+    if "." not in program.flags:
+        typed = [how, *program.flags, "--json", "--", *program.typed]
+    # In a shell, which does not have the variables itself.
+    words = [*(f"{name}={shlex.quote(value)}" for name, value in program.variables.items()), str(BIN / "zerotune")]
+    command = f"{' '.join(words)} {shlex.join(typed)}; exit $?"
+    run = subprocess.run(["sh", "-c", command], cwd=folder, env=environment({}), capture_output=True, text=True)
     if not run.stdout.strip():
         return run.returncode, {"reason": run.stderr.strip().splitlines()[-1]}
     document: dict[str, Any] = json.loads(run.stdout)

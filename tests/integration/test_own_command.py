@@ -2,16 +2,15 @@
 
 import json
 import os
-import shutil
-import subprocess
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from conftest import PROGRAMS
 from device_fixtures import need
-from others_fixtures import Tuned, differences, expect_trained_alike, plain_configuration
+from others_fixtures import Tuned, expect_trained_alike, plain_configuration
 from study_fixtures import Zerotune
 
+from benchmarks.programs.frameworks import CASES, differences, study
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.result import Outcome
 
@@ -78,10 +77,9 @@ def test_nested_keys_of_a_programs_own_file_are_found_and_the_answer_is_applied(
     assert (typed.folder / "conf.yaml.before-zerotune").read_text() == CONF
     typed_again = typed.folder / "typed.sh"
     typed_again.write_text(f"cd {typed.folder}\n{' '.join(command)}\n")
-    engines = [plain_configuration(typed_again, typed.folder / "engines")]
-    copies = json.loads((tuned.study.paths.best / "engines" / "0.json").read_text())
-    assert list(differences(copies["zero_config"], engines[0]["zero_config"])) == []
-    assert engines[0]["train_batch_size"] == 16
+    engine = plain_configuration(typed_again, typed.folder / "engines")
+    recorded = tuned.study.paths.trial(best["trial"]).engine_built(0)
+    assert list(differences(json.loads(recorded.read_text())["engine"], engine)) == []
     assert typed.run("apply").returncode == 2
 
 
@@ -115,99 +113,24 @@ def test_a_copy_that_the_program_does_not_follow_is_no_answer(typed: Zerotune) -
     assert json.loads(ended.stdout)["diff"] is None
 
 
-LOOP = """
-import torch
-from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
-
-torch.manual_seed(1)
-# On a CPU Accelerate has to be told how its processes talk to each other.
-cpu = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
-accelerator = Accelerator(kwargs_handlers=cpu)
-model = torch.nn.Sequential(torch.nn.Linear(32, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1))
-optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8192, 32)), 4)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-for (inputs,) in loader:
-    with accelerator.accumulate(model):
-        accelerator.backward(model(inputs).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-ACCELERATE = """\
-distributed_type: DEEPSPEED  # on two cores
-compute_environment: LOCAL_MACHINE
-deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 2}
-mixed_precision: 'no'
-num_machines: 1
-num_processes: 2
-use_cpu: true
-"""
-
-
-@pytest.mark.long
-def test_the_stage_in_accelerates_file_changes_there(typed: Zerotune) -> None:
-    pytest.importorskip("accelerate")
-    need(2)
-    (typed.folder / "acc.yaml").write_text(ACCELERATE)
-    (typed.folder / "loop.py").write_text(LOOP)
-    command = ("accelerate", "launch", "--config_file", "acc.yaml", "loop.py")
-    ended = typed.run("tune", "--json", "--max-trials", "4", "-z", "0", "--", *command, timeout=280)
-    assert ended.returncode == 0, ended.stderr
-    own = expect_trained_alike(Tuned(json.loads(ended.stdout), ended.stderr, typed.study, set()))
-    assert own.applied == command
-    if own.diff:
-        (copy,) = own.copies.values()
-        assert copy.startswith("distributed_type: DEEPSPEED  # on two cores\n")
-        assert "zero_stage: 0" in copy
-
-
-# The frameworks that people type, each in an environment of its own (`make frameworks`).
-FRAMEWORKS = Path(os.environ.get("ZEROTUNE_FRAMEWORKS", PROGRAMS.parents[1] / "build" / "frameworks"))
-SWIFT = (
-    "swift sft --model ./tiny --model_type llama --template dummy --dataset ./messages.jsonl --tuner_type full "
-    "--deepspeed zero2 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_steps 60 --max_length 128 "
-    "--output_dir out/swift --use_cpu true --torch_dtype float32 --fp16 false --report_to none "
-    "--save_strategy no --eval_strategy no --split_dataset_ratio 0"
-)
-COMMANDS = {
-    "trl": "trl sft --config sft.yaml --accelerate_config plugin.yaml",
-    "llamafactory": "llamafactory-cli train lf_sft.yaml",
-    "swift": SWIFT,
-}
-ALONE = {
-    **{"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
-    **{"DISABLE_VERSION_CHECK": "1", "FORCE_TORCHRUN": "1", "NPROC_PER_NODE": "2"},
-}
-
-
+# The frameworks that people type, some in an environment of their own (`make frameworks`).
 @pytest.mark.timeout(1800)
 @pytest.mark.long
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_frameworks_answer_is_the_command_that_its_users_type(
-    tmp_path: Path, home: Path, server: PrefectServer, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize("name", CASES)
+def test_a_frameworks_answer_is_what_its_users_type_and_trains_so_without_zerotune(
+    tmp_path: Path, home: Path, server: PrefectServer, name: str
 ) -> None:
     need(2)
-    root = FRAMEWORKS / name
-    if not (root / "bin" / "python").exists():
-        pytest.skip(f"{name} is not installed in {root} (make frameworks)")
-    folder = tmp_path / "program"
-    shutil.copytree(PROGRAMS / "frameworks", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run([root / "bin" / "python", "make_model.py"], cwd=folder, check=True, capture_output=True)
-    path = os.pathsep.join([str(root / "bin"), os.environ["PATH"]])
-    variables = {**ALONE, "TORCH_EXTENSIONS_DIR": str(root / "extensions"), "PATH": path}
-    zerotune = Zerotune(tmp_path, home, slots=2)
-    zerotune.folder = folder
-    zerotune.environment["PREFECT_API_URL"] = server.api_url
-    ended = zerotune.start("tune", "--json", "--max-trials", "5", "--", *COMMANDS[name].split(), **variables).follow(
-        900
-    )
-    assert ended.returncode == 0, ended.stderr
-    for variable, value in variables.items():
-        monkeypatch.setenv(variable, value)
-    own = expect_trained_alike(Tuned(json.loads(ended.stdout), ended.stderr, zerotune.study, set()), timeout=300)
-    typed = COMMANDS[name].split()
-    assert own.words[:2] == tuple(typed[:2])
-    if name != "swift":
-        assert own.applied == tuple(typed)
-        assert "+per_device_train_batch_size: " in own.diff or own.diff == ""
+    case = CASES[name]
+    if not (case.bin / "python").exists():
+        pytest.skip(f"{case.title} is not installed in {case.bin.parent} (make frameworks)")
+    environment = {**Zerotune(tmp_path, home, slots=2).environment, "PREFECT_API_URL": server.api_url}
+    with patch.dict(os.environ, {**environment, **case.shell()}):
+        row = study(case, 2, tmp_path)
+    assert row["exit_code"] == 0, row["answer"]
+    if "gain" in row:
+        assert row["engine_differs"] == []
+        # Two runs each do not tell a small gain.
+        assert row["gain_plainly"]["value"] > 0.9
+        assert row["is_own_command"] == (name != "in_code")
+        assert row["diff"] or name in ("swift", "hydra")

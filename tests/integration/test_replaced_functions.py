@@ -75,6 +75,7 @@ LIBRARIES = (
     *("accelerate.accelerator", "transformers.trainer", "transformers.hf_argparser", "transformers.modeling_utils"),
     *("transformers.tokenization_utils_base", "peft.peft_model", "safetensors.torch"),
     *("mlflow.tracking.fluent", "wandb", "torch.utils.tensorboard.writer", "tensorboardX.writer"),
+    *("lightning.pytorch.cli", "pytorch_lightning.cli"),
 )
 
 

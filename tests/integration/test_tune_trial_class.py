@@ -12,7 +12,7 @@ from study_fixtures import Zerotune
 from training_fixtures import TRIAL_CLASSES
 
 from zerotune.flows.prefect_server import PrefectServer
-from zerotune.trial_lib.records.folders import FullExperimentPaths
+from zerotune.trial_lib.records.folders import FullExperimentPaths, OwnCommand
 from zerotune.trial_lib.records.result import Outcome
 
 EXPERIMENT = {
@@ -58,9 +58,11 @@ def test_a_trial_class_is_tuned(command: Zerotune, ended: subprocess.CompletedPr
 def test_the_command_to_train_with_the_winner_is_zerotunes_own(
     command: Zerotune, ended: subprocess.CompletedProcess[str]
 ) -> None:
-    paths = command.study.paths
-    assert f"zerotune train {paths.experiment} {command.model}" in paths.best_command.read_text()
-    assert f"--ds-config {paths.best_ds_config}" in paths.best_command.read_text()
+    own = OwnCommand.of(command.study.paths)
+    assert own is not None
+    assert (own.words[1], own.words[3]) == ("train", str(command.model))
+    # The user's own files, when they have the answer.
+    assert own.applied == (own.words[0], "train", str(command.config), str(command.model))
 
 
 def test_the_winner_is_trained_at_full_length(command: Zerotune, ended: subprocess.CompletedProcess[str]) -> None:

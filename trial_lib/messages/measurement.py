@@ -259,6 +259,8 @@ class ProgramProfile(ExactRecord):
     optimizer: str = ""  # the class that the code makes, as `optimizers` names it; empty if it makes none
     by_accelerate: bool = False  # whether Accelerate hands that optimizer to DeepSpeed
     by_lightning: bool = False  # whether Lightning's `DeepSpeedStrategy` makes the engine
+    # Of the configuration that Hydra has composed: numbers, interpolations and sections of DeepSpeed's
+    hydra_config: dict[str, Any] = field(default_factory=dict)
     partitions_its_model: bool = False  # whether the code makes its model within `deepspeed.zero.Init`
     has_experts: bool = False  # whether the model has layers of a mixture of experts that DeepSpeed knows of
     by_autoep: bool = False  # whether AutoEP has made them of the model's own, and they are not `deepspeed.moe`

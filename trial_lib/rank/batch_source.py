@@ -109,6 +109,28 @@ def _leaves(node: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         yield ".".join(keys), str(node)
 
 
+def composed_by_hydra() -> dict[str, Any]:
+    """The configuration that Hydra has composed: its numbers, its interpolations, and whole sections of DeepSpeed's.
+
+    Empty without Hydra, or if it writes no file of its own.
+    """
+    with contextlib.suppress(Exception):
+        own = sys.modules["hydra.core.hydra_config"].HydraConfig.get()
+        found = _read(Path(str(own.runtime.output_dir), str(own.output_subdir), "config.yaml"))
+        return _numbers_of(found) if isinstance(found, dict) else {}
+    return {}
+
+
+def _numbers_of(node: dict[Any, Any]) -> dict[str, Any]:
+    # The rest may be secret.
+    if not _OF_DEEPSPEED.isdisjoint(node):
+        return node
+    kept = {str(key): _numbers_of(inner) if isinstance(inner, dict) else inner for key, inner in node.items()}
+    return {
+        key: inner for key, inner in kept.items() if isinstance(inner, (dict, int, float)) or str(inner)[:2] == "${"
+    }
+
+
 # Options that a program has read from its command line, with their defaults
 
 # These packages make options of a function's parameters. The first keeps the underscores of their names.
@@ -204,6 +226,15 @@ def options_read() -> Iterator[ProgramOption]:
         frame = frame.f_back
 
 
+_STAGE_NAME = re.compile(r"(^|[-_.])zero[-_]?(optimization[-_])?stage$", re.IGNORECASE)
+
+
+def stage_repeated(arguments: Sequence[str], stage: int) -> str | None:
+    """The option, or override, in which a command repeats the ZeRO stage of the engine; None if there is none."""
+    typed = (number for number in numbers_in_words(arguments) if number.value == str(stage))
+    return next((number.target for number in typed if _STAGE_NAME.search(number.name)), None)
+
+
 _BATCH_NAME = re.compile(r"batch|ims_per|(^|[-_.])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)
 _MOST_FILES = 200
 _ENGINE = "from the engine (engine.train_micro_batch_size_per_gpu())"
@@ -295,6 +326,9 @@ class BatchSource:
             )
         if typed:
             return f"Its command line has {typed[0].shown}, which may be its batch size. {_mapping(typed[0].target)}"
+        for name, value in _leaves(composed_by_hydra(), ()):
+            if value == str(arrived) and _BATCH_NAME.search(name):
+                return f"Hydra's configuration has {name}: {value}. {_mapping(name if '.' in name else f'++{name}')}"
         if "hydra" in sys.modules:
             return (
                 "Its configuration is Hydra's. Name the override that sets the batch size, such as "

@@ -23,6 +23,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import (
 from zerotune.trial_lib.messages.build_times import has_work
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.rank import device
+from zerotune.trial_lib.rank.batch_source import composed_by_hydra
 from zerotune.trial_lib.rank.endings import keys_named
 from zerotune.trial_lib.rank.engine_watch import Followers, trains
 from zerotune.trial_lib.rank.model_transforms import ModelTransforms
@@ -299,6 +300,7 @@ def _stand_in_for_initialize(
                 caller = str(sys._getframe(1).f_globals.get("__name__"))
                 facts.note(
                     by_lightning=facts.found.by_lightning or bool(_LIGHTNING.match(caller)),
+                    hydra_config=composed_by_hydra(),
                     hands_over_two_configs=facts.found.hands_over_two_configs or configuration.is_handed_over_twice,
                 )
             if is_trained:

@@ -127,6 +127,8 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if isinstance(value, Mapping):
+        if value.get("device") == "none":
+            return None  # an offload that Accelerate and presets write out, and that is none
         return {str(key): _plain(each) for key, each in value.items() if not _NOT_OF_TRAINING.search(str(key))}
     if isinstance(value, list | tuple | set):
         return [_plain(each) for each in value]

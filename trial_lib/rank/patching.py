@@ -305,6 +305,12 @@ REPLACED = (
         "tensorboardX.writer: SummaryWriter.__init__",
     ),
     _replaced(
+        "Lightning",
+        "Its command line does not save its configuration.",
+        "lightning.pytorch.cli: SaveConfigCallback.setup",
+        "pytorch_lightning.cli: SaveConfigCallback.setup",
+    ),
+    _replaced(
         "DeepSpeed",
         "The candidate is merged in, and the engine is measured.",
         "deepspeed: initialize",

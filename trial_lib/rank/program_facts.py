@@ -12,7 +12,14 @@ from zerotune.trial_lib.deepspeed_config.overrides import replicas_of, sequence_
 from zerotune.trial_lib.messages.measurement import Arrival, BatchSizes, ProgramProfile
 from zerotune.trial_lib.messages.turned import CHECKPOINTING, COMPILE, FUSED, OPTIMIZER_OPTION
 from zerotune.trial_lib.rank import torch_functions
-from zerotune.trial_lib.rank.batch_source import Parsers, options_read, parsers_used, values_read, with_underscores
+from zerotune.trial_lib.rank.batch_source import (
+    Parsers,
+    options_read,
+    parsers_used,
+    stage_repeated,
+    values_read,
+    with_underscores,
+)
 from zerotune.trial_lib.rank.tensor_parallel import tensor_parallel_size
 
 # Values of options that the program's own parser would refuse, found without another run
@@ -132,6 +139,10 @@ class ProgramFacts:
             # To DeepSpeed each rank may be a replica then (deepspeed/runtime/config.py).
             train = micro * accumulation * replicas_of(engine)
         self.note(typed_batch=BatchSizes(train, micro, accumulation))
+        # The code may compare it with the configuration, or make its model by it.
+        target = stage_repeated(sys.argv[1:], int(engine.zero_optimization_stage()))
+        if target is not None and target not in (varied or {}):
+            self.found.arg_mappings.setdefault("zero_optimization.stage", target)
         return micro
 
     def _note_adam(self, engine: Any) -> None:

@@ -163,6 +163,9 @@ def install_trackers(scratch: Path, files: UserFiles) -> None:
     when_imported("mlflow.tracking.fluent", _start_new_runs)
     for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
         when_imported(name, functools.partial(_write_elsewhere, scratch / "tensorboard", files))
+    for name in ("lightning.pytorch.cli", "pytorch_lightning.cli"):
+        # It refuses the next trial if the last one has left the file.
+        when_imported(name, lambda module: put(module.SaveConfigCallback, "setup", lambda *args, **kwargs: None))
 
 
 def _swap(module: ModuleType, name: str, replacement: Callable[..., Any]) -> None:

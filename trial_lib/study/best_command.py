@@ -2,14 +2,17 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from zerotune.trial_lib.deepspeed_config.overrides import with_open_batch
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, with_open_batch
+from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_all, write_whole
 from zerotune.trial_lib.messages.turned import turned_among
-from zerotune.trial_lib.records.folders import OwnCommand
+from zerotune.trial_lib.records.folders import OwnCommand, work_dir_of
 from zerotune.trial_lib.records.switches import SwitchValue, deepspeed_part
 from zerotune.trial_lib.study.code_lines import unpartitioned
 from zerotune.trial_lib.study.confirm import Answer
@@ -21,6 +24,7 @@ from zerotune.trial_lib.study.proof import NotProvedError, prove
 from zerotune.trial_lib.study.setup import StudySetup
 from zerotune.trial_lib.study.training_command import (
     assignments,
+    beside,
     left_to_write,
     options_to_remove,
     program_as_typed,
@@ -50,13 +54,7 @@ def write_answer(driver: StudyDriver, answer: Answer) -> None:
     write_whole(paths.best_command, tuned)
     paths.own_command.unlink(missing_ok=True)
     try:
-        own = own_answer(setup, known, config, winner.switches)
-        if own is None:
-            return
-        write_all(own.copies)
-        submitted = driver.state.submitted
-        if submitted is None or submitted.config_hash != answer.best.config_hash:
-            prove(driver, own, winner, answer.best)
+        own = _proved(driver, answer, config, written)
     except (NoPlaceError, NotProvedError, InputError, TimeoutError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         driver.log.info("the best command is not the one that you typed: %s", why)
@@ -64,20 +62,57 @@ def write_answer(driver: StudyDriver, answer: Answer) -> None:
         if not isinstance(error, NoPlaceError) or not tuned.startswith("#"):
             write_whole(paths.best_command, f"# {_OTHER} {why}.\n{tuned}")
         return
+    if own is None:
+        return
     write_all({str(paths.own_command): own.model_dump_json(indent=2), str(paths.best_command): own_lines(setup, own)})
 
 
-def own_answer(
-    setup: StudySetup, known: KnownProgram, config: Mapping[str, Any], switches: Mapping[str, SwitchValue]
+def _proved(
+    driver: StudyDriver, answer: Answer, config: Mapping[str, Any], written: Mapping[str, Any]
 ) -> OwnCommand | None:
-    """The command that the user typed, with a configuration in its place. Nothing is written.
+    # The user's own command, and its copies, as it was seen to train.
+    setup, submitted = driver.setup, driver.state.submitted
+    winner = driver.state.candidates[answer.best.number]
+    ways = [own_answer(setup, driver.known, config, winner.switches, by_name) for by_name in (True, False)]
+    # A preset of another stage may have more that is other.
+    for own in ways[ways[0] == ways[1] :]:
+        if own is None:
+            return None
+        write_all(own.copies)
+        try:
+            if setup.experiment.entrypoint.trial_class is not None:
+                _read_again(setup, own, written)
+            elif submitted is None or submitted.config_hash != answer.best.config_hash:
+                prove(driver, own, winner, answer.best)
+        except NotProvedError:
+            if own is ways[1]:
+                raise
+            continue
+        return own
+    return None
 
-    None for a trial class, and for an experiment's YAML without the words of a launcher. Raises NoPlaceError if the
-    command cannot have all of it, and InputError if a file of it cannot be edited.
+
+def own_answer(
+    setup: StudySetup,
+    known: KnownProgram,
+    config: Mapping[str, Any],
+    switches: Mapping[str, SwitchValue],
+    by_name: bool = False,
+) -> OwnCommand | None:
+    """The command that the user typed, with a configuration in its place (`own_command`). Nothing is written.
+
+    That of a trial class is `zerotune train`. None for an experiment's YAML of a script without a launcher. Raises
+    NoPlaceError if the command cannot have all of it, and InputError if a file of it cannot be edited.
     """
     experiment, entrypoint = setup.experiment, setup.experiment.entrypoint
     turned, own = turned_among(switches), known.switches
     offered = () if known.found is None else known.found.trainer_options
+    if entrypoint.trial_class is not None and not switches and setup.arguments.config_path is not None:
+        folders = (str(setup.arguments.config_path.resolve()), str(experiment.model_dir))
+        words: Sequence[str] = (beside(sys.executable, "zerotune"), "train", *folders)
+        command = own_command(experiment, words, known, config, OtherValues(), setup.paths)
+        there = {"folder": str(work_dir_of(setup.paths.root)), "variables": typed_environment(setup)[0]}
+        return command.model_copy(update=there)
     if entrypoint.trial_class is not None or not entrypoint.launcher:
         return None
     if left := left_to_write(turned, own, offered):
@@ -86,13 +121,22 @@ def own_answer(
         raise NoPlaceError("deepspeed.zero.Init is in the code")
     values = OtherValues(switches, trainer_options(turned, own, offered), options_to_remove(turned, own, offered))
     words = entrypoint.wrapper or (*program_as_typed(experiment), *entrypoint.arguments)
-    command = own_command(experiment, words, known, config, values, setup.paths)
+    command = own_command(experiment, words, known, config, values, setup.paths, by_name)
     variables = typed_environment(setup)[0]
     if entrypoint.wrapper:
         by_wrapper = entrypoint.environment
         variables = {name: value for name, value in variables.items() if by_wrapper.get(name) != value}
         variables = {**typed_before(str(entrypoint.slots)), **variables}
     return command.model_copy(update={"variables": {**variables, **command.variables}})
+
+
+def _read_again(setup: StudySetup, own: OwnCommand, wanted: Mapping[str, Any]) -> None:
+    # A trial class has the configuration from its YAML, as every tool here reads it.
+    found = read_experiment(Path(own.words[2]), setup.experiment.model_dir).ds_config
+    sizes = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
+    same = [{key: value for key, value in each.items() if key not in sizes or key in found} for each in (found, wanted)]
+    if same[0] != same[1]:
+        raise NotProvedError(f"its configuration is {json.dumps(found)}")
 
 
 def own_lines(setup: StudySetup, command: OwnCommand) -> str:

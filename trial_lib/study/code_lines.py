@@ -11,7 +11,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import (
     TRAINING_ARGUMENTS,
     difference,
 )
-from zerotune.trial_lib.inputs.code_places import code_place
+from zerotune.trial_lib.inputs.code_places import code_edits
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.switches import deepspeed_part
@@ -19,17 +19,20 @@ from zerotune.trial_lib.search.knobs import STAGE, get_knob
 from zerotune.trial_lib.study.own_command import dotted
 from zerotune.trial_lib.study.program import KnownProgram
 
-# The places of the batch in a program of Lightning's. The product follows.
-_BY_LIGHTNING = {
-    MICRO_BATCH: "batch_size={} of your DataLoader",
-    ACCUMULATION: "accumulate_grad_batches={} of Lightning's Trainer",
-    TRAIN_BATCH: "",
-}
+# The arguments of the batch in a program of Lightning's: of the DataLoader and of the Trainer. The product follows.
+_BY_LIGHTNING = {MICRO_BATCH: "batch_size", ACCUMULATION: "accumulate_grad_batches"}
+_BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
 
 
-def _at(experiment: Experiment, setting: str) -> str:
-    place = code_place(experiment.entrypoint, experiment.model_dir, setting)
-    return f" at {place}" if place else ""
+def _edits(experiment: Experiment, values: Mapping[str, Any], form: str) -> list[str]:
+    # The edits as a diff, and the settings that have no value in the code.
+    found = code_edits(experiment.entrypoint, experiment.model_dir, values)
+    diffs = [line for change in found.changes for line in change.diff(experiment.model_dir).splitlines()]
+    left = [
+        form.format(name, json.dumps(values[name])) + (f" at {place}" if place else "")
+        for name, place in found.left.items()
+    ]
+    return [f"  {line}" for line in (*diffs, *left)]
 
 
 def to_set_in_code(
@@ -40,28 +43,32 @@ def to_set_in_code(
     if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
         # It follows from the two others, in DeepSpeed or in code that takes both from its command.
         by_command.add(TRAIN_BATCH)
+    if known.is_batch_in_code:
+        by_command |= set(_BATCH)  # the training arguments have it
     changes = [(path, value) for path, value in dotted(difference(base, config)) if path not in by_command]
     if not changes:
         return []
     if known.found is not None and known.found.by_lightning:
-        return _for_lightning(dict(changes))
+        return _for_lightning(experiment, dict(changes))
     where = f"The DeepSpeed configuration is in the code. Set these values there, from {paths.best_ds_config}:"
-    return [where, *(f"  {key}: {json.dumps(value)}{_at(experiment, key)}" for key, value in changes)]
+    return [where, *_edits(experiment, dict(changes), "{}: {}")]
 
 
-def _for_lightning(changes: Mapping[str, Any]) -> list[str]:
+def _for_lightning(experiment: Experiment, changes: Mapping[str, Any]) -> list[str]:
     # Where Lightning takes values of DeepSpeed's configuration. It refuses the accumulation there.
-    lines = [f"  {key}: {json.dumps(value)}" for key, value in changes.items() if key not in _BY_LIGHTNING]
-    head = ["Pass DeepSpeedStrategy these values, as its own arguments or in its `config`:"] if lines else []
-    set_ = [text.format(changes[key]) for key, text in _BY_LIGHTNING.items() if text and key in changes]
-    return [*head, *lines, *([f"Set {' and '.join(set_)}."] if set_ else [])]
+    batch = {name: changes[key] for key, name in _BY_LIGHTNING.items() if key in changes}
+    of_strategy = {key.rpartition(".")[2]: value for key, value in changes.items() if key not in _BATCH}
+    return [
+        "DeepSpeedStrategy, Lightning's Trainer and your DataLoader have these values in the code. Change them there:",
+        *_edits(experiment, {**of_strategy, **batch}, "{}={}"),
+    ]
 
 
 def arguments_to_set(experiment: Experiment, batch: Mapping[str, int]) -> list[str]:
-    """The sentence about a Trainer's arguments in the code; none without a value of the batch to set."""
-    names = {TRAINING_ARGUMENTS[key]: value for key, value in batch.items()}
-    left = [f"{name}={value}{_at(experiment, name)}" for name, value in names.items()]
-    return [f"The training arguments are in the code. Set {', '.join(left)}."] if left else []
+    """What to change in a Trainer's arguments in the code; nothing without a value of the batch to set."""
+    values = {TRAINING_ARGUMENTS[key]: value for key, value in batch.items()}
+    head = "The training arguments are in the code. Change them there:"
+    return [head, *_edits(experiment, values, "{}={}")] if values else []
 
 
 def unpartitioned(known: KnownProgram, config: Mapping[str, Any]) -> list[str]:

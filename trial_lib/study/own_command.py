@@ -18,13 +18,20 @@ from zerotune.trial_lib.deepspeed_config.overrides import (
     setting_at,
     with_open_batch,
 )
-from zerotune.trial_lib.inputs.documents import REMOVED, SUFFIXES, Key, edited, leaves, read_document
+from zerotune.trial_lib.inputs.documents import REMOVED, SUFFIXES, Key, edited, leaves, read_document, value_at
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint, split_flag
-from zerotune.trial_lib.inputs.places import FileTarget, is_variable, typed_as, with_switch, without_option
+from zerotune.trial_lib.inputs.places import (
+    FileTarget,
+    is_variable,
+    typed_as,
+    with_switch,
+    with_target,
+    without_option,
+)
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.messages.files import read_bounded
 from zerotune.trial_lib.messages.turned import in_command
-from zerotune.trial_lib.rank.batch_source import found_in
+from zerotune.trial_lib.rank.batch_source import found_in, numbers_in_words
 from zerotune.trial_lib.records.folders import FileChange, OwnCommand, StudyPaths, shown_in
 from zerotune.trial_lib.records.switches import SwitchValue, deepspeed_part, text_of
 from zerotune.trial_lib.search.knobs import STAGE
@@ -34,7 +41,7 @@ from zerotune.trial_lib.study.program import KnownProgram
 _NAMES = {
     MICRO_BATCH: (r"(per_(device|gpu)_train|micro|mbs)", r"(batch|ims_per|(^|[-_])(bs|bsz)($|[-_]))"),
     ACCUMULATION: (r"(accum\w*_(steps|grad)|grad\w*_accum)", r"(accum|(^|[-_])gas($|[-_]))"),
-    STAGE: (r"^zero_?stage$", r"^stage$"),
+    STAGE: (r"^zero_?(optimization_)?stage$", r"^((ds|deepspeed)_)?(stage|zero)$"),
 }
 _NOT_TRAINED = re.compile(r"eval|valid|test|infer|predict|pred|global|total|num_batches", re.IGNORECASE)
 # A configuration of DeepSpeed's has one of these at its top.
@@ -54,6 +61,25 @@ _BESIDE_A_FILE = (
     "deepspeed_multinode_launcher",
     "deepspeed_moe_layer_cls_names",
 )
+# The arguments of Lightning's DeepSpeedStrategy that have the name of DeepSpeed's key, and its names of strategies
+_OF_LIGHTNING = tuple(
+    f"zero_optimization.{name}"
+    for name in (
+        "stage",
+        "contiguous_gradients",
+        "overlap_comm",
+        "allgather_partitions",
+        "reduce_scatter",
+        "allgather_bucket_size",
+        "reduce_bucket_size",
+        "sub_group_size",
+    )
+)
+_LIGHTNINGS_NAME = re.compile(r"deepspeed(_stage_[123])?")
+_STRATEGY = "lightning.pytorch.strategies.DeepSpeedStrategy"
+# The configuration that Hydra has composed, in the place of a file's path. Overrides change it.
+_HYDRA = Path("hydra")
+_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _SECTION, _MIXED_PRECISION = "deepspeed_config", "mixed_precision"
 _BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
 _LARGEST = 1_000_000  # characters of a file that may have a place
@@ -73,6 +99,10 @@ class _File:
     content: Any
 
 
+# The place of a value: a key of a file, or a place among the words.
+_Spot = tuple[Path, Key] | str
+
+
 @dataclass
 class _Edits:
     words: list[str]
@@ -84,9 +114,30 @@ class _Edits:
     named_within: dict[Path, tuple[Path, Key]] = field(default_factory=dict)
     new_config: str | None = None  # the text of a new DeepSpeed configuration
     config: Path | None = None  # the file with the user's own
+    placed: set[str] = field(default_factory=set)  # the sizes of the batch that have been set in a configuration
 
     def put(self, path: Path, key: Key, value: Any) -> None:
-        self.own.setdefault(path, {})[key] = value
+        content: Any = next((file.content for file in self.files if file.path == path), {})
+        for _ in key:
+            # A value may stand for another one.
+            if refers := _INTERPOLATION.fullmatch(str(value_at(content, key))):
+                key = tuple(refers[1].split("."))
+        if path != _HYDRA:
+            self.own.setdefault(path, {})[key] = value
+            return
+        name, before = ".".join(key), value_at(content, key)
+        if value is REMOVED:
+            # Hydra wants the value that it removes.
+            self.words = with_target(f"~{name}", self.words, _as_override(before))[0]
+        else:
+            is_plain = typed_as(name, self.words) or (before is not None and len(key) > 1)
+            self.words = with_target(name if is_plain else f"++{name}", self.words, _as_override(value))[0]
+
+    def put_at(self, spot: "_Spot", value: Any) -> None:
+        if isinstance(spot, str):
+            self.put_word(spot, value)
+        else:
+            self.put(*spot, value)
 
     def put_word(self, place: str, value: SwitchValue) -> None:
         # At an option, an override, a variable, or in a file that the words name.
@@ -106,18 +157,26 @@ def own_command(
     config: Mapping[str, Any],
     values: "OtherValues",
     paths: StudyPaths,
+    by_name: bool = False,
 ) -> OwnCommand:
     """The user's command, whose words are given, with a complete configuration and other values of the program.
 
+    With `by_name` another ZeRO stage changes the name of a preset (`zero2`), and not what the program makes of it.
     Nothing is written. Raises NoPlaceError if something that the configuration changes has no place in the command, and
     InputError if a file cannot be edited. Whether a place is the right one shows only when the command runs.
     """
     edits = _Edits(list(words), experiment.model_dir, _named_files(words, experiment.model_dir))
+    if known.found is not None and known.found.hydra_config:
+        edits.files.append(_File(_HYDRA, False, "", known.found.hydra_config))
     base = deepspeed_part(known.base_config)
     # The sizes are there whether they differ or not.
-    changed = {key: value for key, value in dotted(difference(base, config)) if value != setting_at(base, key)}
+    changed = {
+        key: value
+        for key, value in dotted(difference(base, config))
+        if value != setting_at(base, key) and not (value is None and setting_at(base, f"{key}.device") == "none")
+    }
     written = with_open_batch(known.in_file(config), known.own_config(experiment))
-    _place_config(edits, experiment.entrypoint, known, written, changed)
+    _place_config(edits, experiment.entrypoint, known, written, changed, by_name)
     _place_batch(edits, known, config, changed)
     for place, value in in_command(values.switches).items():
         if value is not None:
@@ -137,7 +196,7 @@ class OtherValues:
 
 def _place_options(edits: _Edits, known: KnownProgram, values: OtherValues) -> None:
     # A Trainer's options stand beside its batch: in a file, or among the words.
-    beside = None if MICRO_BATCH in known.arg_mappings else _beside_sibling(edits.files, MICRO_BATCH, {MICRO_BATCH: 0})
+    beside = None if MICRO_BATCH in known.arg_mappings else _beside_sibling(edits, MICRO_BATCH, known)
     for option, value in values.options.items():
         if beside is None:
             edits.words = with_switch(option, edits.words, value)[0]
@@ -186,6 +245,10 @@ def _file(path: Path, by_folder: bool) -> _File | None:
     return _File(path, by_folder, text, content) if isinstance(content, dict) else None
 
 
+def _as_override(value: Any) -> str:
+    return "null" if value is None else text_of(value)
+
+
 def _is_of_deepspeed(content: Any) -> bool:
     return isinstance(content, Mapping) and any(name in content for name in _OF_DEEPSPEED)
 
@@ -194,7 +257,12 @@ def _is_of_deepspeed(content: Any) -> bool:
 
 
 def _place_config(
-    edits: _Edits, entrypoint: Entrypoint, known: KnownProgram, written: Mapping[str, Any], changed: Mapping[str, Any]
+    edits: _Edits,
+    entrypoint: Entrypoint,
+    known: KnownProgram,
+    written: Mapping[str, Any],
+    changed: Mapping[str, Any],
+    by_name: bool,
 ) -> None:
     held = _config_held(edits)
     if held is not None:
@@ -207,7 +275,11 @@ def _place_config(
         before, value = split_flag(edits.words[position])
         # As JSON, in base64, or as a file in the place of a name that only the program knows.
         alike = named_alike(value, written, Path(_NEW_CONFIG))
-        if others or alike != _NEW_CONFIG:
+        own_stage = setting_at(known.base_config, STAGE) or 0
+        if by_name and others == [STAGE] and alike == _NEW_CONFIG:
+            preset = re.sub(rf"(zero[-_]?(?:stage)?[-_]?){own_stage}(?!\d)", rf"\g<1>{changed[STAGE]}", value)
+            edits.words[position] = f"{before}{preset}"
+        elif others or alike != _NEW_CONFIG:
             edits.words[position] = f"{before}{alike}"
             edits.new_config = json.dumps(written, indent=2) + "\n"
         return
@@ -217,20 +289,23 @@ def _place_config(
     elif others and all(path in _OF_ACCELERATE and _option(edits, path) for path in others):
         for path in (*others, *([ACCUMULATION] if ACCUMULATION in changed and _option(edits, ACCUMULATION) else [])):
             edits.put_word(f"--{_OF_ACCELERATE[path]}", changed[path])
-    elif others == [STAGE] and (place := _by_name(edits.files, STAGE, setting_at(known.base_config, STAGE) or 0)):
-        edits.put(*place, changed[STAGE])
-    elif others and not set(others) <= known.arg_mappings.keys():
-        raise NoPlaceError(f"{others[0]} stands in the code, or where ZeroTune does not see it")
+    elif known.found is not None and known.found.by_lightning and set(others) <= set(_OF_LIGHTNING):
+        _edit_lightnings(edits, known, changed, others)
+    else:
+        # A dictionary that the code makes of its options, or of its own file.
+        for path in (path for path in others if path not in known.arg_mappings):
+            spot = _by_name(edits, path, setting_at(known.base_config, path) or (0 if path == STAGE else None))
+            if spot is None:
+                raise NoPlaceError(f"{path} stands in the code, or where ZeroTune does not see it")
+            edits.put_at(spot, changed[path])
 
 
 def _config_held(edits: _Edits) -> tuple[Path, Key, Any] | None:
     # The file with the configuration, the section that it is in, and its content.
     for file in edits.files:
-        if _is_of_deepspeed(file.content):
-            return file.path, (), file.content
-        for name, section in file.content.items():
+        for key, section in _sections(file.content):
             if _is_of_deepspeed(section):
-                return file.path, (str(name),), section
+                return file.path, key, section
     for file in edits.files:
         for key, value in leaves(file.content):
             if not isinstance(value, str) or PurePath(value).suffix != ".json" or len(value) > 1000:
@@ -243,6 +318,14 @@ def _config_held(edits: _Edits) -> tuple[Path, Key, Any] | None:
                     edits.named_within[path] = (file.path, key)
                     return path, (), named.content
     return None
+
+
+def _sections(content: Mapping[str, Any], key: Key = ()) -> Iterator[tuple[Key, Mapping[str, Any]]]:
+    # Those above before those within.
+    yield key, content
+    for name, inner in content.items():
+        if isinstance(inner, Mapping):
+            yield from _sections(inner, (*key, str(name)))
 
 
 def _edit_config(
@@ -258,11 +341,16 @@ def _edit_config(
         if name not in _BATCH:
             edits.put(path, (*section, *name.split(".")), REMOVED if value is None else value)
     by_program = {} if known.found is None else known.found.batch
+    if known.found is not None and known.found.by_lightning:
+        return  # It refuses the accumulation there, and takes the micro-batch from the loader.
+    own = known.in_words(known.base_config)
     for name in (MICRO_BATCH, ACCUMULATION):
-        if content.get(name) == "auto" or (name not in content and (name in by_program or name in known.arg_mappings)):
+        elsewhere = name in by_program or name in known.arg_mappings or _by_name(edits, name, own.get(name))
+        if content.get(name) == "auto" or (name not in content and elsewhere):
             continue
         if name in changed or written.get(name) != content.get(name, written.get(name)):
             edits.put(path, (*section, name), written[name])
+            edits.placed.add(name)
     before, total = known.in_file(known.base_config), content.get(TRAIN_BATCH)
     if type(total) is int:
         samples = total * written[MICRO_BATCH] * written[ACCUMULATION]
@@ -306,73 +394,105 @@ def _edit_accelerates(
     edits.put(file.path, (_MIXED_PRECISION,), REMOVED)
 
 
+def _edit_lightnings(edits: _Edits, known: KnownProgram, changed: Mapping[str, Any], others: Sequence[str]) -> None:
+    # Arguments of the strategy, in a file or among the options; or the strategy's name.
+    if not others:
+        return
+    spot = _by_name(edits, STAGE, setting_at(known.base_config, STAGE))
+    kept = ((file.path, key, value) for file in edits.files for key, value in leaves(file.content))
+    named = [(path, key) for path, key, name in kept if key[-1] == "strategy" and _LIGHTNINGS_NAME.fullmatch(str(name))]
+    if spot is not None:
+        for name in others:
+            last = name.rpartition(".")[2]
+            if isinstance(spot, str):
+                option = f"{spot.rpartition('.')[0]}.{last}"
+                edits.words = with_target(option, edits.words, text_of(changed[name]))[0]
+            else:
+                edits.put(spot[0], (*spot[1][:-1], last), changed[name])
+    elif named and others == [STAGE] and changed[STAGE]:
+        edits.put(*named[0], f"deepspeed_stage_{changed[STAGE]}")
+    elif named:
+        stage = {"stage": setting_at(known.base_config, STAGE)}
+        set_ = {name.rpartition(".")[2]: changed[name] for name in others}
+        edits.put(*named[0], {"class_path": _STRATEGY, "init_args": stage | set_})
+    else:
+        raise NoPlaceError(f"{others[0]} stands in the code, or where ZeroTune does not see it")
+
+
 # The batch: an option, a variable, or a key of a file.
 
 
 def _place_batch(edits: _Edits, known: KnownProgram, config: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     own, new = known.in_words(known.base_config), known.in_words(config)
     by_trainer = {} if known.found is None or MICRO_BATCH not in known.found.batch else known.found.batch
-    files = [file for file in edits.files if file.path != edits.config]
     for key, target in known.arg_mappings.items():
         if key in changed and (value := setting_at(new, key)) is not None:
             edits.put_word(target, value)
     for key in (MICRO_BATCH, ACCUMULATION):
         if key not in changed or key in known.arg_mappings:
             continue
-        is_in_config = edits.new_config is not None or _has_key(edits, key)
+        is_in_config = edits.new_config is not None or key in edits.placed
         if is_in_config and key not in by_trainer:
             continue
-        place = _by_name(files, key, own.get(key)) or _beside_sibling(files, key, by_trainer)
-        if place is None:
+        spot = _by_name(edits, key, own.get(key)) or _beside_sibling(edits, key, known)
+        if spot is None:
             name = TRAINING_ARGUMENTS[key] if key in by_trainer else key
             raise NoPlaceError(f"{name} stands in the code, or where ZeroTune does not see it")
-        edits.put(*place, new[key])
+        edits.put_at(spot, new[key])
 
 
-def _has_key(edits: _Edits, key: str) -> bool:
-    return any(each[-1] == key for changes in edits.own.values() for each in changes)
-
-
-def suspected_place(reason: str, size: Any, entrypoint: Entrypoint, folder: Path) -> tuple[str, str] | None:
+def suspected_place(reason: str, size: int, entrypoint: Entrypoint, folder: Path) -> tuple[str, str] | None:
     """The key and the place, as `--map` has them, from which a program may have a batch size that it has not followed.
 
-    A rank has found it (`reason`), or it is in a file that the command names. None if there is none.
+    A rank has found it (`reason`), or it is in the command or a file that it names. None if there is none.
     """
     if (by_rank := found_in(reason)) is not None:
         return by_rank
     # DeepSpeed's own file follows each trial. A wrapper may make it of the file that it is given.
     files = [file for file in _named_files(entrypoint.arguments, folder) if not _is_of_deepspeed(file.content)]
-    found = _by_name(_named_files(entrypoint.wrapper, folder) or files, MICRO_BATCH, size)
-    target = "" if found is None else f"{os.path.relpath(found[0], folder.resolve())}:{'.'.join(found[1])}"
+    edits = _Edits(list(entrypoint.arguments), folder, _named_files(entrypoint.wrapper, folder) or files)
+    spot = _by_name(edits, MICRO_BATCH, size)
+    if spot is None or isinstance(spot, str):
+        return None if spot is None else (MICRO_BATCH, spot)
+    target = f"{os.path.relpath(spot[0], folder.resolve())}:{'.'.join(spot[1])}"
     return None if FileTarget.read(target) is None else (MICRO_BATCH, target)
 
 
-def _by_name(files: Sequence[_File], setting: str, value: Any) -> tuple[Path, Key] | None:
-    # The key of a file that has a setting's value by a name that means it, or else may mean it.
-    found: list[tuple[int, int, Path, Key]] = []
-    for file in files:
-        for key, own in leaves(file.content):
-            if str(own) != str(value) or isinstance(own, bool) or _NOT_TRAINED.search(".".join(key)):
-                continue
-            for rank, pattern in enumerate(_NAMES[setting]):
-                if re.search(pattern, key[-1], re.IGNORECASE) and not _is_other(setting, key[-1]):
-                    found.append((rank, len(key), file.path, key))
-                    break
-    return min(found, key=lambda each: each[:2])[2:] if found else None
+def _by_name(edits: _Edits, setting: str, value: Any) -> _Spot | None:
+    # The option, or the key of a file, that has a setting's value by a name that means it, or else may mean it.
+    found: list[tuple[int, int, _Spot]] = []
+    places: list[tuple[Key, Any, _Spot]] = [
+        ((number.name.lstrip("-"),), number.value, number.target) for number in numbers_in_words(edits.words)
+    ]
+    files = [file for file in edits.files if file.path != edits.config or file.path == _HYDRA]
+    places += [(key, own, (file.path, key)) for file in files for key, own in leaves(file.content)]
+    patterns = _NAMES.get(setting, (rf"^{setting.rpartition('.')[2]}$",))
+    for key, own, spot in places:
+        if own is None or str(own) != str(value) or _NOT_TRAINED.search(".".join(key)):
+            continue
+        name = key[-1].rpartition(".")[2].replace("-", "_")
+        for rank, pattern in enumerate(patterns):
+            if re.search(pattern, name, re.IGNORECASE) and not _is_other(setting, name):
+                found.append((rank, 0 if isinstance(spot, str) else len(key), spot))
+                break
+    return min(found, key=lambda each: each[:2])[2] if found else None
 
 
 def _is_other(setting: str, name: str) -> bool:
     return setting == MICRO_BATCH and bool(re.search("accum", name, re.IGNORECASE))
 
 
-def _beside_sibling(files: Sequence[_File], key: str, by_trainer: Mapping[str, int]) -> tuple[Path, Key] | None:
-    # Where the Trainer's other arguments stand, if this one was left to its default.
-    if key not in by_trainer:
+def _beside_sibling(edits: _Edits, key: str, known: KnownProgram) -> tuple[Path, Key] | None:
+    # Where the other arguments of the Trainer, or of Lightning's, stand, if this one was left to its default.
+    siblings, name = (*TRAINING_ARGUMENTS.values(), "output_dir"), TRAINING_ARGUMENTS[key]
+    if known.found is not None and known.found.by_lightning and key == ACCUMULATION:
+        siblings, name = ("strategy", "devices", "max_steps", "max_epochs"), "accumulate_grad_batches"
+    elif known.found is None or not {MICRO_BATCH, key} <= known.found.batch.keys():
         return None
-    for file in files:
+    for file in (file for file in edits.files if file.path != edits.config):
         for found, _ in leaves(file.content):
-            if found[-1] in (*TRAINING_ARGUMENTS.values(), "output_dir"):
-                return file.path, (*found[:-1], TRAINING_ARGUMENTS[key])
+            if found[-1] in siblings:
+                return file.path, (*found[:-1], name)
     return None
 
 
@@ -415,7 +535,8 @@ def _written(edits: _Edits, paths: StudyPaths, folder: Path) -> OwnCommand:
             continue
         copy, target = names[file.path], FileTarget(os.path.relpath(file.path, folder.resolve()), "")
         for position, before in target.positions(edits.words, folder.resolve()):
-            words[position] = before + (str(copy) if file.is_found_by_folder else shown_in(copy, folder))
+            is_whole = file.is_found_by_folder or Path(words[position].removeprefix(before)).is_absolute()
+            words[position] = before + (str(copy) if is_whole else shown_in(copy, folder))
     return OwnCommand(
         folder=str(folder),
         words=tuple(words),

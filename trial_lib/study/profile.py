@@ -53,14 +53,14 @@ def run_profile(
     plans_for: Callable[[ProgramProfile, int], Sequence[TrialPlan]],
     run: Callable[[TrialPlan], TrialResult],
     prime: Callable[[Sequence[Import]], None],
-    place_of: Callable[[TrialResult], tuple[str, str] | None] = lambda ignored: None,
+    place_of: Callable[[TrialResult, int], tuple[str, str] | None] = lambda result, size: None,
 ) -> TrialResult:
     """Runs the profile trial to its end. Its result is also in its folder, unless it was cut short.
 
     `typed` is its first run, of the program as it was typed. `plans_for` gives the runs at a micro-batch size
     (samples), from what the first run has found. Each one is for a program that the one before has failed. `prime` gets
-    what the first run has imported. `place_of` gives the key and the place from which a program may have a batch size
-    that it has not followed. One run shows whether it does.
+    what the first run has imported. `place_of` gives the key and the place from which a program may have the typed
+    batch size, if it has not followed another. One run shows whether it does.
     """
     seen = run(typed)
     program = seen.program
@@ -76,21 +76,26 @@ def run_profile(
     sizes = () if is_seen and program.batch_varies else sizes_below(own)
     for plan in (plan for size in sizes for plan in plans_for(program, size)):
         result = run(plan)
-        if is_seen and _is_ignored(result) and program.rows_per_sample == 1 and result.micro_batch_arrived == own:
-            found = place_of(result)
-            if found is not None:
+        has_stayed = _is_ignored(result) and result.micro_batch_arrived == own
+        # The code may compare the size with an option of its own.
+        if is_seen and program.rows_per_sample == 1 and (has_stayed or result.outcome is Outcome.CRASHED):
+            found = place_of(result, own)
+            if found is not None and found[0] not in program.arg_mappings:
                 placed = replace(program, arg_mappings={**program.arg_mappings, found[0]: found[1]})
                 # A wrapper may refuse it.
                 with contextlib.suppress(InputError, TimeoutError):
-                    plan = plans_for(placed, plan.candidate.micro_batch_size)[0]
-                    again = run(plan)
-                    if again.outcome is Outcome.COMPLETED or _is_cut_short(again):
-                        note = f"The program has its batch from {found[1]}, so trials set it there."
-                        noted = replace(again, note=" ".join(filter(None, (again.note, note))))
-                        return _kept(plan, noted, seen, placed)
-            # What was typed agrees with what arrives, so everything but the size can be tuned.
-            program = replace(program, fixed_batch=result.reason)
-            break
+                    for again in plans_for(placed, plan.candidate.micro_batch_size):
+                        followed = run(again)
+                        if followed.outcome is Outcome.COMPLETED or _is_cut_short(followed):
+                            note = f"The program has its batch from {found[1]}, so trials set it there."
+                            noted = replace(followed, note=" ".join(filter(None, (followed.note, note))))
+                            return _kept(again, noted, seen, placed)
+            if has_stayed:
+                # What was typed agrees with what arrives, so everything but the size can be tuned.
+                fed = result.reason.partition(". ")[0].rstrip(".")
+                tried = "" if found is None else f"{fed}. It did not follow {found[1]} either."
+                program = replace(program, fixed_batch=tried or result.reason)
+                break
         if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
             return _kept(plan, _noted(result, plan, failed), seen, program)
         failed = failed or result
@@ -282,9 +287,11 @@ def run_profile_of_study(
         places = mapped_places(setup.experiment, setup.environment)
         return held_against(result, places, setup.experiment.config.arg_mappings, setup.experiment.ds_config)
 
-    def place_of(ignored: TrialResult) -> tuple[str, str] | None:
-        experiment, arrived = setup.experiment, ignored.micro_batch_arrived
-        return suspected_place(ignored.reason, arrived, experiment.entrypoint, experiment.model_dir)
+    def place_of(result: TrialResult, size: int) -> tuple[str, str] | None:
+        experiment = setup.experiment
+        found = suspected_place(result.reason, size, experiment.entrypoint, experiment.model_dir)
+        # A place that the user has mapped is set already.
+        return None if found is None or found[1] in experiment.config.arg_mappings.values() else found
 
     forget_own(plan)
     first = plans.typed(plan, typed.base_config)

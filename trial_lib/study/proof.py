@@ -38,6 +38,8 @@ def prove(driver: StudyDriver, own: OwnCommand, winner: Candidate, best: TrialRe
     if driver.time.is_over:
         raise NotProvedError("the minutes of --max-minutes were over before it could be tried")
     plan = _plan(driver, own, winner)
+    # Of another way to type it, which was not the winner's.
+    shutil.rmtree(plan.paths.root, ignore_errors=True)
     result = _run(driver, plan)
     if result.outcome is not Outcome.COMPLETED:
         raise NotProvedError(f"a run of it ended ({result.outcome.value}): {without_log(result.reason)}")

@@ -250,7 +250,7 @@ def training_command(
     trained = paths.experiment
     if switches:
         trained = write_best_experiment(setup, known.arg_mappings, config, switches)
-    words = [_beside(sys.executable, "zerotune"), "train", str(trained), str(experiment.model_dir)]
+    words = [beside(sys.executable, "zerotune"), "train", str(trained), str(experiment.model_dir)]
     by_zerotune = assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
@@ -328,7 +328,7 @@ def program_as_typed(experiment: Experiment) -> list[str]:
     first = launcher_of(entrypoint.launcher)
     if first is None or first.comes_with_python:
         if os.sep not in program:
-            program = _beside(interpreter_of(experiment), program)
+            program = beside(interpreter_of(experiment), program)
         elif shutil.which(Path(program).name) == program:
             program = Path(program).name
     return [program, *rest]
@@ -354,7 +354,7 @@ def _own_launcher(setup: StudySetup) -> list[str]:
     if setup.experiment.config.resources.hosts:
         started = ["--hostfile", str(setup.paths.trial(0).hostfile)]
     local_rank = [] if entrypoint.local_rank_option else ["--no_local_rank"]
-    return [_beside(interpreter_of(setup.experiment), "deepspeed"), *started, *local_rank, *target]
+    return [beside(interpreter_of(setup.experiment), "deepspeed"), *started, *local_rank, *target]
 
 
 def assignments(variables: Mapping[str, str]) -> str:
@@ -365,7 +365,9 @@ def typed_environment(setup: StudySetup) -> tuple[dict[str, str], list[str]]:
     # The variables that the shell does not have, and the names of the secret ones, which no file may contain.
     own, variables = setup.experiment.environment_variables, setup.environment
     secrets = [name for name, value in redact(own).items() if value != own[name]]
-    wanted = {"OMP_NUM_THREADS", "PYTHONPATH", *own} - set(secrets)
+    # The launcher sets its own again.
+    by_launcher = setup.experiment.entrypoint.launcher_environment
+    wanted = {"OMP_NUM_THREADS", "PYTHONPATH", *own} - {*secrets, *by_launcher}
     return {
         name: variables[name]
         for name in sorted(wanted)
@@ -373,7 +375,7 @@ def typed_environment(setup: StudySetup) -> tuple[dict[str, str], list[str]]:
     }, secrets
 
 
-def _beside(interpreter: str, name: str) -> str:
+def beside(interpreter: str, name: str) -> str:
     # How to call a program of an environment: by its name, or by its path if a shell would find another.
     program = Path(interpreter).with_name(name)
     return name if shutil.which(name) == str(program) else str(program)

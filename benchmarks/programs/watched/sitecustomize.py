@@ -1,7 +1,8 @@
 """Stands on PYTHONPATH of a plain training: writes down the optimizer steps of its ranks, without a word of ZeroTune.
 
 Each rank appends a line of JSON for each step of the first engine that makes one: the seconds by the clock, those of
-processor time, the rows that went forward since the step before, and the engine's batch.
+processor time, the rows that went forward since the step before, and the engine's batch. The first line of a rank has
+the engine's whole configuration too.
 """
 
 import json
@@ -27,7 +28,7 @@ class Watch:
     """
 
     def __init__(self, folder: str) -> None:
-        self._path = Path(folder, f"rank-{os.environ['RANK']}.jsonl")
+        self._folder = Path(folder)
         self._engine: int | None = None
         self._rows: dict[int, int] = {}
         self._first_s: float | None = None
@@ -39,7 +40,8 @@ class Watch:
 
     def step(self, engine: Any) -> None:
         """Writes down an optimizer step."""
-        if self._engine is None:
+        is_first = self._engine is None
+        if is_first:
             self._engine = id(engine)
         if self._engine != id(engine):
             return
@@ -54,7 +56,10 @@ class Watch:
                 engine.train_batch_size(),
             ],
         }
-        with self._path.open("a", encoding="utf-8") as file:
+        if is_first:
+            line["engine"] = _plain(vars(engine._config))
+        # Lightning gives its first rank a number when it has begun.
+        with (self._folder / f"rank-{os.environ['RANK']}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._first_s = self._first_s or now
         if now - self._first_s > LONG_ENOUGH_S:
@@ -67,6 +72,25 @@ def _rows(values: Any) -> int:
         return int(values.shape[0]) if len(values.shape) else 0
     inner = values.values() if hasattr(values, "values") else values if isinstance(values, (list, tuple)) else ()
     return next((rows for rows in map(_rows, inner) if rows), 0)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a configuration as values that JSON has."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if isinstance(value, dict):
+        if value.get("device") == "none":
+            return None  # no offload
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_plain(each) for each in value]
+    if hasattr(value, "value") and hasattr(value, "name"):
+        return value.value
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if type(value).__module__ == "torch":
+        return str(value)
+    return _plain(vars(value)) if hasattr(value, "__dict__") else type(value).__name__
 
 
 def _watch(module: ModuleType) -> None:
@@ -164,7 +188,8 @@ def _change(loader: Loader, word: Any) -> None:
     loader.exec_module = changed  # type: ignore[method-assign]
 
 
-if os.environ.get("WATCH_FOLDER") and "RANK" in os.environ:
+if os.environ.get("WATCH_FOLDER"):
     sys.meta_path.insert(0, Finder())
+if os.environ.get("WATCH_FOLDER") and "LOCAL_RANK" in os.environ:
     # As a slot of a CPU is a core.
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["LOCAL_RANK"])]})

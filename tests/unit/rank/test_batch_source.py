@@ -3,12 +3,13 @@ import base64
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from zerotune.trial_lib.inputs.places import MAPPING_TARGET
 from zerotune.trial_lib.rank import batch_source
-from zerotune.trial_lib.rank.batch_source import BatchSource
+from zerotune.trial_lib.rank.batch_source import BatchSource, composed_by_hydra, stage_repeated
 
 
 def reason(folder, arguments=(), environment=None, configuration=None):
@@ -82,6 +83,43 @@ def test_every_place_of_a_command_is_named_as_it_is_mapped(tmp_path, word, targe
 def test_a_program_of_hydras_is_told_of_its_overrides(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "hydra", sys)
     assert "--map train_micro_batch_size_per_gpu=trainer.batch_size " in reason(tmp_path, ["--config-name", "train"])
+
+
+@pytest.fixture
+def composed(tmp_path, monkeypatch):
+    """A file in which Hydra has written what it has composed."""
+    own = SimpleNamespace(runtime=SimpleNamespace(output_dir=str(tmp_path)), output_subdir=".hydra")
+    config = SimpleNamespace(HydraConfig=SimpleNamespace(get=lambda: own))
+    monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", config)
+    (tmp_path / ".hydra").mkdir()
+    return tmp_path / ".hydra" / "config.yaml"
+
+
+@pytest.mark.parametrize(("written", "target"), [("loop: {batch: 8}", "loop.batch"), ("batch: 8", "++batch")])
+def test_a_size_that_hydra_has_composed_is_an_override(tmp_path, composed, written, target):
+    composed.write_text(f"seed: 8\n{written}\n")
+    assert f"--map train_micro_batch_size_per_gpu={target} " in reason(tmp_path, ["engine=zero1"])
+
+
+def test_of_hydras_configuration_texts_stay_where_they_are(composed):
+    engine = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "Adam"}}
+    kept = {"loop": {"batch": 8, "rate": 0.1, "steps": "${steps}"}, "engine": engine}
+    composed.write_text(json.dumps({**kept, "token": "hf_x", "hosts": ["a"]}))
+    assert composed_by_hydra() == kept
+
+
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        ("--seed 1 --zero-stage 1", "--zero-stage"),
+        ("--zero_optimization_stage=1", "--zero_optimization_stage"),
+        ("engine.zero_stage=1", "engine.zero_stage"),
+        ("--stage 1", None),
+        ("--zero-stage 2", None),
+    ],
+)
+def test_an_option_that_repeats_the_stage_is_known_by_its_name_and_value(words, target):
+    assert stage_repeated(words.split(), 1) == target
 
 
 def test_where_nothing_fits_all_ways_are_named(tmp_path, monkeypatch):

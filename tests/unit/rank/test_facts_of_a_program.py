@@ -9,6 +9,7 @@ import torch
 from zerotune.trial_lib.messages.measurement import BatchSizes
 from zerotune.trial_lib.rank import torch_functions
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
+from zerotune.trial_lib.search.knobs import STAGE
 
 
 def engine(accumulation: int, **more: Any) -> SimpleNamespace:
@@ -22,6 +23,7 @@ def engine(accumulation: int, **more: Any) -> SimpleNamespace:
         train_batch_size=lambda: 8,
         train_micro_batch_size_per_gpu=lambda: 4,
         gradient_accumulation_steps=lambda: accumulation,
+        zero_optimization_stage=lambda: 1,
         dp_world_size=2,
         **more,
     )
@@ -56,3 +58,13 @@ def test_an_optimizer_of_the_code_takes_the_option_of_the_trainer_away() -> None
     torch_functions.of_the_trainer.add(adam)
     facts.note_typed_engine(engine(1, basic_optimizer=adam))
     assert facts.found.trainer_options == ["--optim"]
+
+
+def test_the_option_that_repeats_the_stage_is_set_for_a_trial_unless_the_search_varies_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--zero-stage", "1"])
+    facts, varied = ProgramFacts(), ProgramFacts()
+    facts.note_typed_engine(engine(1))
+    varied.note_typed_engine(engine(1), {"--zero-stage": [1, 2]})
+    assert (facts.found.arg_mappings, varied.found.arg_mappings) == ({STAGE: "--zero-stage"}, {})

@@ -1,5 +1,6 @@
 """The answer in the user's own command and files: each setting that the winner changes is edited where it stands."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,7 @@ def answer(
     switches: Mapping[str, Any] | None = None,
     mapped: Mapping[str, str] | None = None,
     wrapper: str = "",
+    by_name: bool = False,
     **winner: Any,
 ) -> OwnCommand:
     """The user's command with a winner, which has WINNER's batch unless another is given, and ZeRO stage 2."""
@@ -63,7 +65,7 @@ def answer(
     base = known.base_config
     zero = {**base.get("zero_optimization", {}), **(zero or {})}
     config = {key: value for key, value in base.items() if key != TRAIN_BATCH or value == "auto"}
-    own = own_answer(setup, known, {**config, "zero_optimization": zero, **(winner or WINNER)}, switches or {})
+    own = own_answer(setup, known, {**config, "zero_optimization": zero, **(winner or WINNER)}, switches or {}, by_name)
     assert own is not None
     return own
 
@@ -213,6 +215,8 @@ def test_a_presets_name_becomes_a_file(folder: Path) -> None:
         "--per_device_train_batch_size",
     )
     assert json.loads(copy_of(own, "ds_config.study.json"))["zero_optimization"] == {"stage": 1}
+    named = answer(folder, f"{TRAIN} {typed}", found, {"stage": 1}, wrapper=f"swift sft {typed}", by_name=True)
+    assert (named.words[2:4], named.copies) == (("--deepspeed", "zero1"), {})
     unchanged = answer(folder, f"{TRAIN} {typed}", found, wrapper=f"swift sft {typed}")
     assert unchanged.words[2:4] == ("--deepspeed", "zero2")
     assert not unchanged.copies
@@ -252,6 +256,94 @@ def test_an_option_of_the_users_mapping_changes_and_the_stage_with_it(folder: Pa
     written = json.loads(copy_of(own, "ds.json"))
     assert written[TRAIN_BATCH] == 16
     assert (written[MICRO_BATCH], written[ACCUMULATION], written["zero_optimization"]) == (8, 1, {"stage": 1})
+
+
+def test_a_dictionary_that_the_code_makes_of_options_and_of_a_file_changes_there(folder: Path) -> None:
+    (folder / "conf.yaml").write_text("comm: {overlap_comm: true, bucket: 5}\n")
+    in_code = {"zero_optimization": {"stage": 2, "overlap_comm": True}}
+    found = dataclasses.replace(SCRIPT, ds_config=in_code, arg_mappings={MICRO_BATCH: "--b", ACCUMULATION: "--a"})
+    zero = {"stage": 1, "overlap_comm": False}
+    own = answer(folder, f"{TRAIN} --config conf.yaml --zero 2 --b 2", found, zero)
+    assert own.words[-6:] == ("--zero", "1", "--b", "8", "--a", "1")
+    assert copy_of(own, "conf.yaml") == "comm: {overlap_comm: false, bucket: 5}\n"
+
+
+def test_hydras_configuration_changes_by_overrides(folder: Path) -> None:
+    engine = {MICRO_BATCH: "${loop.batch}", ACCUMULATION: "${loop.steps}", "zero_optimization": {"stage": 2}}
+    composed = {"loop": {"batch": 2, "steps": 4}, "engine": engine}
+    found = ProgramProfile(
+        typed_batch=BATCH,
+        ds_config={MICRO_BATCH: 2, ACCUMULATION: 4, "zero_optimization": {"stage": 2}},
+        hydra_config=composed,
+        arg_mappings={MICRO_BATCH: "loop.batch"},
+    )
+    own = answer(folder, f"{TRAIN} loop.batch=2 seed=1", found, {"stage": 1, "overlap_comm": True})
+    places = ["engine.zero_optimization.stage=1", "++engine.zero_optimization.overlap_comm=true", "loop.steps=1"]
+    assert list(own.words[-5:]) == ["loop.batch=8", "seed=1", *places]
+    assert not own.copies
+
+
+LIGHTNING = """\
+trainer:
+  strategy: deepspeed_stage_2   # sharded
+  devices: 2
+data: {batch_size: 2}
+"""
+BY_LIGHTNING = ProgramProfile(
+    typed_batch=BATCH,
+    ds_config={"zero_optimization": {"stage": 2}},
+    by_lightning=True,
+    arg_mappings={MICRO_BATCH: "fit.yaml:data.batch_size"},
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "zero", "lines"),
+    [
+        ("deepspeed_stage_2", {"stage": 1}, ["+  strategy: deepspeed_stage_1   # sharded"]),
+        (
+            "{class_path: DeepSpeedStrategy, init_args: {stage: 2}}",
+            {"stage": 0, "overlap_comm": True},
+            ["+  strategy: {class_path: DeepSpeedStrategy, init_args: {stage: 0, overlap_comm: true}}   # sharded"],
+        ),
+        (
+            "deepspeed_stage_2",
+            {"overlap_comm": True},
+            [
+                '+  strategy: {"class_path": "lightning.pytorch.strategies.DeepSpeedStrategy", "init_args": '
+                '{"stage": 2, "overlap_comm": true}}   # sharded'
+            ],
+        ),
+    ],
+)
+def test_lightnings_command_line_has_its_values_in_its_file(
+    folder: Path, strategy: str, zero: Mapping[str, Any], lines: list[str]
+) -> None:
+    (folder / "fit.yaml").write_text(LIGHTNING.replace("deepspeed_stage_2", strategy))
+    own = answer(folder, f"{TRAIN} fit --config fit.yaml", BY_LIGHTNING, zero)
+    # Lightning counts the micro-batches of a step by an argument of its own.
+    assert [line for line in edits(own) if line[0] == "+"] == [
+        *lines,
+        "+  accumulate_grad_batches: 1",
+        "+data: {batch_size: 8}",
+    ]
+
+
+def test_options_of_lightnings_command_line_change_where_they_are_typed(folder: Path) -> None:
+    found = dataclasses.replace(BY_LIGHTNING, arg_mappings={MICRO_BATCH: "--data.batch_size"})
+    options = "--data.batch_size 2 --trainer.accumulate_grad_batches 4 --trainer.strategy.init_args.stage=2"
+    own = answer(folder, f"{TRAIN} fit {options}", found, {"stage": 1, "overlap_comm": True})
+    assert " ".join(own.words).endswith(
+        "--data.batch_size 8 --trainer.accumulate_grad_batches 1 --trainer.strategy.init_args.stage=1 "
+        "--trainer.strategy.init_args.overlap_comm=true"
+    )
+
+
+def test_an_option_that_is_named_as_the_accumulation_changes_with_it(folder: Path) -> None:
+    (folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    found = dataclasses.replace(SCRIPT, arg_mappings={MICRO_BATCH: "--batch"})
+    own = answer(folder, f"{TRAIN} --deepspeed_config ds.json --batch 2 --grad-accum-steps 4 --seed 4", found)
+    assert own.words[-6:] == ("--batch", "8", "--grad-accum-steps", "1", "--seed", "4")
 
 
 def test_a_variable_is_set_before_the_command(folder: Path) -> None:

@@ -217,12 +217,13 @@ def test_the_place_that_a_program_may_have_its_size_from_is_tried_once(tmp_path:
     ignores = ended(Outcome.INVALID, micro_batch_arrived=8, reason="It has --size 8.")
     ends = [ignores, ended() if follows else ignores]
     ranks = Ranks(tmp_path, ended(program=replace(TYPED, rows_per_sample=1)), lambda size: ends.pop(0))
-    result = ranks.profile(place_of=lambda ignored: (MICRO_BATCH, "--size"))
+    result = ranks.profile(place_of=lambda result, size: (MICRO_BATCH, "--size"))
     assert ranks.sizes == [1, 1]
     assert not ends
     assert result.program is not None
     assert result.program.arg_mappings == ({MICRO_BATCH: "--size"} if follows else {})
-    assert result.program.fixed_batch == ("" if follows else "It has --size 8.")
+    # What has been tried is no advice.
+    assert result.program.fixed_batch == ("" if follows else "It has --size 8. It did not follow --size either.")
     assert ranks.ran_with().micro_batch_size == (1 if follows else 8)
 
 
