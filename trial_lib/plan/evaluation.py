@@ -10,12 +10,13 @@ from statistics import NormalDist
 from typing import Any
 
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
 from zerotune.trial_lib.plan.answer import EQUAL, memory_bound, time_bound
 from zerotune.trial_lib.plan.arm_bytes import HostPeak, host_peak
 from zerotune.trial_lib.plan.arms import offloaded_sections
 from zerotune.trial_lib.plan.device_memory import AllocatorSettings, with_logits
 from zerotune.trial_lib.plan.devices import AskedDevices, Cluster, Efficiencies
-from zerotune.trial_lib.plan.fits import ArmMemory, PeakForecast, outside_pytorch
+from zerotune.trial_lib.plan.fits import PROGRAM_ERROR, UNLIKE, ArmMemory, PeakForecast, outside_pytorch, unmeasured
 from zerotune.trial_lib.plan.plan_record import LIKELY, PlannedArm, PlannedCount, PlannedRange
 from zerotune.trial_lib.plan.scaling import ArmRuns
 from zerotune.trial_lib.plan.step_time import PlannedStep, planned_step
@@ -69,6 +70,7 @@ class Evaluation:
             settings=self.allocator,
             ranks_per_node=cluster.per_host,
             capability=cluster.device.capability,
+            program_error=PROGRAM_ERROR * (UNLIKE if unmeasured(one, cluster.device) else 1.0),
         )
 
     @cached_property
@@ -185,6 +187,14 @@ class Evaluation:
         return self.sizes[fitting - 1] if fitting else 0
 
 
+def unlike_measured(run: ForeseenRun, asked: AskedDevices) -> tuple[str, ...]:
+    """The sentence on intervals that are wider, because no measured peak is of such a training; empty for others."""
+    unlike = unmeasured(run, asked.cluster.device)
+    return (
+        (f"No peak of {unlike} is among those that intervals come from, so they are twice as wide.",) if unlike else ()
+    )
+
+
 def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], PlannedStep]) -> tuple[int, PlannedStep]:
     """Larger micro-batches of a pipeline compute faster, and leave fewer of them in a step.
 
@@ -216,8 +226,9 @@ def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
     the latter, without what is unknown of both alike. If launching small operations bounds a step, order is chance.
     """
     constants = Efficiencies()
-    most = max(constants.matmul.value, constants.attention.value) / constants.whole.value
-    for _, row in judged:
+    for arm, row in judged:
+        attention = constants.attention.value * arm.asked.cluster.device.attention
+        most = max(constants.matmul.value, attention) / constants.whole.value
         if row.mfu is not None and row.mfu.value > EQUAL * min(1.0, most):
             return f"The row {row.label} has an MFU of {percent(round(row.mfu.value, 2))}, which no kernel reaches."
     timed = [each for each in judged if each[1].samples_per_s is not None]

@@ -36,6 +36,7 @@ from zerotune.trial_lib.plan.evaluation import (
     host_room,
     in_order,
     largest,
+    unlike_measured,
     with_answer,
 )
 from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices
@@ -382,6 +383,7 @@ def _table(
         notes=(
             *(() if policy.train_batch_size is None else (_of_batch(policy, asked),)),
             *((_OF_ONE_SIZE.format(typed.micro_batch),) if ignores_size else ()),
+            *unlike_measured(typed, asked),
             *((_WITHOUT_TRANSFERS,) if policy.data_parallel_size == 1 and len(counts) > 1 else ()),
         ),
     )
@@ -396,6 +398,9 @@ _OF_ONE_SIZE = (
     "The program's batches stay as they are, whatever micro-batch its configuration has. So every arm is foreseen at "
     "micro-batch {} alone. If an option of the command sets them, name it: "
     "`--map train_micro_batch_size_per_gpu=--batch_size`."
+)
+_UNLIKE = (
+    "No peak of {} was measured in any training that is known here. So intervals of memory are {:g} times as wide."
 )
 _WITHOUT_TRANSFERS = (
     "More than one replica of the model would exchange gradients, which no run on one shows. Speeds on more devices "

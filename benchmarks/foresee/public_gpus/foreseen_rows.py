@@ -8,18 +8,22 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram
+from benchmarks.foresee.public_gpus.model_of_row import GRID_ROWS, ROWS, RowProgram
 from zerotune.trial_lib.messages import orders
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
+from zerotune.trial_lib.plan.device_memory import live_bytes
 
 CACHE = Path(os.environ.get("FORESEEN_ROWS") or Path.home() / ".cache" / "zerotune" / "foreseen_rows")
 """The variable `FORESEEN_ROWS` puts it elsewhere."""
 
+OLDER = "foreseen by older code"
 DEADLINE_S = 600
 FEWEST = 16
 """A program of so many layers is run as it is."""
@@ -41,17 +45,59 @@ _IMPORTS = (
 _TRAINING = Path(__file__).with_name("row_training.py")
 
 
+@lru_cache
+def code() -> str:
+    """Returns a mark of the code that foresees: what it finds in small programs.
+
+    Runs with another mark are of older code, of torch, of DeepSpeed, or of a row's program, and are not compared.
+    """
+    found = []
+    for stage, family in ((0, "llama"), (1, "decoder"), (3, "decoder"), (3, "gpt2")):
+        config = {**_SMALL.ds_config, "zero_optimization": {"stage": stage}}
+        config["zero_optimization"].update({"offload_optimizer": {"device": "cpu"}} if family == "gpt2" else {})
+        run = _run(replace(_SMALL, family=family, checkpoints=stage == 3, ds_config=config))
+        # Storages are freed in the order of a set, so their events differ from run to run.
+        peaks = [(each.name, round(each.peak), *map(round, each.by_kind)) for each in live_bytes(run).moments]
+        work: Counter[tuple[str, int, bool]] = Counter()
+        for moment, operations in run.operations_by_moment():
+            for each in operations:
+                of = moment.name, each.kind, each.on_host
+                work[of] += round(each.flops) + round(each.moved)
+        found.append([run.stopped, peaks, sorted(work.items())])
+    return sha256(json.dumps(found).encode()).hexdigest()[:12]
+
+
+_SMALL = RowProgram(
+    family="llama",
+    **{"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256, "vocab": 512, "tokens": 64},
+    **{"is_gated": True, "is_tied": False, "has_positions": False, "checkpoints": False},
+    attention="fused",
+    micro_batch=2,
+    world=4,
+    ds_config={
+        "train_micro_batch_size_per_gpu": 2,
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+    },
+)
+
+
 def foreseen(program: RowProgram) -> ForeseenRun:
     """Returns the foreseen run of a program. A run that cannot be foreseen has `stopped`."""
-    file = CACHE / f"{program.key}.json.gz"
+    file = _file(program)
     if file.exists():
         return ForeseenRun.from_json(json.loads(gzip.decompress(file.read_bytes())))
     run = _run(program)
-    CACHE.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(run.to_json(), default=str)
     if not run.stopped.startswith(("deadline", "no record")):
         file.write_bytes(gzip.compress(text.encode(), 5))
     return ForeseenRun.from_json(json.loads(text))
+
+
+def _file(program: RowProgram) -> Path:
+    return CACHE / code() / f"{program.key}.json.gz"
 
 
 def pieces_of(program: RowProgram) -> tuple[RowProgram, ...]:
@@ -80,12 +126,14 @@ def store_of(rows: Path, own: Path) -> Path:
     """
     if rows.resolve() == ROWS.resolve():
         return own
+    if rows.resolve() == GRID_ROWS.resolve():
+        return own.with_name(own.name.replace("row_", "grid_"))
     return CACHE / f"{sha256(rows.read_bytes()).hexdigest()[:12]}.{own.name}"
 
 
 def is_known(program: RowProgram) -> bool:
     """Returns whether the cache has the program's run."""
-    return (CACHE / f"{program.key}.json.gz").exists()
+    return _file(program).exists()
 
 
 def sized(program: RowProgram, micro_batch: int) -> RowProgram:

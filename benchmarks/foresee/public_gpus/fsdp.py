@@ -41,7 +41,7 @@ def adjusted(row: Mapping[str, Any], program: RowProgram, run: ForeseenRun) -> F
 
 
 def _without_second_copy(run: ForeseenRun) -> ForeseenRun:
-    share, found = 2 * run.parameters / run.replicas, 0.0
+    share, found = 2 * run.trainable / run.replicas, 0.0
     storages = list(run.storages)
     for index, storage in enumerate(storages):
         if storage.kind == _OPTIMIZER and storage.place == 0 and found < share - storage.size / 2:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.foresee.public_gpus import memory, row_bytes, row_runs, speed
-from benchmarks.foresee.public_gpus.foreseen_rows import store_of
+from benchmarks.foresee.public_gpus.foreseen_rows import code, store_of
 from benchmarks.foresee.public_gpus.model_of_row import read_rows
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.plan.devices import Efficiencies
@@ -51,11 +51,11 @@ def run_all(rows: Sequence[Mapping[str, Any]], file: Path, may_run: Callable[[],
     row_bytes.add(rows, may_run, bytes_file)
 
 
-def results_of(rows: Sequence[Mapping[str, Any]], file: Path) -> dict[str, Any]:
-    """Returns the comparisons of memory and of speed."""
+def results_of(rows: Sequence[Mapping[str, Any]], file: Path, mark: str = "") -> dict[str, Any]:
+    """Returns the comparisons of memory and of speed, of runs by the code with a mark alone if there is one."""
     return {
-        "memory": memory.results_of(rows, store_of(file, row_bytes.STORE)),
-        "speed": speed.compared(rows, Efficiencies(), False, store_of(file, row_runs.STORE)),
+        "memory": memory.results_of(rows, store_of(file, row_bytes.STORE), mark),
+        "speed": speed.compared(rows, Efficiencies(), False, store_of(file, row_runs.STORE), mark),
     }
 
 
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{chosen.to}: {error.strerror}. Give a folder that can be written.", file=sys.stderr)
         raise SystemExit(2) from None
     run_all(rows, chosen.file, lambda: time.monotonic() < until)
-    results = results_of(rows, chosen.file)
+    results = results_of(rows, chosen.file, code())
     for name, part in results.items():
         (chosen.to / f"{name}.json").write_text(json.dumps(part, indent=1) + "\n")
     text = text_of(rows, results)

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.foresee.public_gpus import row_bytes
-from benchmarks.foresee.public_gpus.foreseen_rows import store_of
+from benchmarks.foresee.public_gpus.foreseen_rows import OLDER, code, store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_bytes import RowBytes
 from benchmarks.foresee.public_gpus.row_device import capacity, outside
@@ -41,12 +41,13 @@ It is no memory's figure. It counts for rows whose source does not say so.
 _FIGURES = {"allocated": "allocated", "reserved": "reserved", "shown": "shown", "unknown": "shown"}
 
 
-def compare(row: Mapping[str, Any], store: Path = row_bytes.STORE) -> dict[str, Any]:
+def compare(row: Mapping[str, Any], store: Path = row_bytes.STORE, code: str = "") -> dict[str, Any]:
     """Returns what was foreseen of a row, beside what was measured.
 
     Args:
         row: the measurement.
         store: the file with the bytes of its run.
+        code: a mark of the code that foresees. A run of other code is not compared. Empty for any.
     """
     found: dict[str, Any] = {"id": row["id"], "model": row["model"], "framework": row["framework"]}
     if missing := lacks(row):
@@ -56,6 +57,8 @@ def compare(row: Mapping[str, Any], store: Path = row_bytes.STORE) -> dict[str, 
         return {**found, "left_out": "not run"}
     if isinstance(foreseen, str):
         return {**found, "left_out": f"not foreseen: {foreseen}"}
+    if code and not row_bytes.is_of(code, row, store):
+        return {**found, "left_out": OLDER}
     forecast = _forecast(row, foreseen)
     found["moment"], split = row_bytes.split_of(foreseen)
     found["split_gib"] = {kind: round(size / GIB, 2) for kind, size in split.items() if size}
@@ -186,15 +189,16 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def results_of(rows: Iterable[Mapping[str, Any]], store: Path) -> dict[str, Any]:
-    """Returns the comparison of all rows by the bytes in a file."""
+def results_of(rows: Iterable[Mapping[str, Any]], store: Path, code: str = "") -> dict[str, Any]:
+    """Returns the comparison of all rows by the bytes in a file, of runs by the code with a mark if there is one."""
     compared = []
     for row in rows:
         try:
-            compared.append(compare(row, store))
+            compared.append(compare(row, store, code))
         except MISTAKES as error:
             compared.append({"id": row["id"], "left_out": f"{type(error).__name__}: {error}"})
     return {
+        "code": code,
         "summary": summary(compared),
         "fitted_constants": {
             "PROGRAM_ERROR": PROGRAM_ERROR,
@@ -217,9 +221,13 @@ def main(arguments: list[str] | None = None) -> None:
     store = store_of(chosen.rows, row_bytes.STORE)
     if chosen.runs:
         row_bytes.add(rows, lambda: True, store)
-    results = results_of(rows, store)
+    results = results_of(rows, store, code())
     chosen.to.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results["summary"], indent=1))
+    if older := results["summary"]["left_out"].get(OLDER):
+        raise SystemExit(
+            f"{older} rows are left out, because older code has foreseen them. --runs foresees them again."
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ The rules are the same for all rows:
   `transformers` there are older than release 4.45, so GPT-2 computes its loss in the precision of its logits.
 * litgpt ties no embeddings unless it is asked to.
 * FSDP is ZeRO 3 (full shard) whose buckets are one layer, and DDP is ZeRO 0.
+* The SFTTrainer's AdamW is torch's own, which updates all parameters at once. Its peaks with all weights trained are
+  those of weights, gradients, two states and one copy of them.
 * Ulysses divides the sequence among its ranks. All of them share ZeRO's shards. The plain decoder does that, and
   tensor parallelism as Megatron has it, for all frameworks.
 """
@@ -31,9 +33,12 @@ from benchmarks.foresee.public_gpus.sound_rows import MISTAKES, rows_of
 from zerotune.trial_lib.messages.errors import InputError
 
 ROWS = Path(__file__).parent / "rows.jsonl"
+GRID_ROWS = Path(__file__).parent / "grid_rows.jsonl"
+"""Full fine-tuning and LoRA by the Trainer, a grid of batches, devices and kernels of one source."""
 
-_HUGGING_FACE = ("hf ", "hf)", "(hf", "deepspeed-chat", "xtuner", "accelerate", "colossalai")
+_HUGGING_FACE = ("hf ", "hf)", "(hf", "hugging face", "deepspeed-chat", "xtuner", "accelerate", "colossalai")
 _FAMILIES = (
+    ("gpt_bigcode", "gpt_bigcode"),
     ("falcon", "falcon"),
     ("pythia", "gpt_neox"),
     ("neox", "gpt_neox"),
@@ -42,7 +47,7 @@ _FAMILIES = (
     ("qwen2", "qwen2"),
     ("qwen3", "qwen2"),
 )
-_LEARNED_POSITIONS = ("gpt2", "opt")
+_LEARNED_POSITIONS = ("gpt2", "gpt_bigcode", "opt")
 _GATED_FAMILIES = ("llama", "qwen2")
 _HIDDEN_BUCKETS = 0.9, 10
 _NEEDED = ("layers", "hidden", "heads", "vocab", "ffn", "seq_len", "micro_batch", "gpus")
@@ -51,7 +56,7 @@ _KNOWN_OPTIMIZERS = r"^$|adam|muon|lamb"
 # Experts, an encoder beside the decoder, or shapes of another model: parameters that differ by more are not the row's.
 _LIKE = 1.4
 # Fields that were added later, and their values if they say nothing.
-_ADDED = {"checkpoints_by_operation": False, "lora": 0, "shards": 1, "divided": 1, "is_narrow": False}
+_ADDED = {"checkpoints_by_operation": False, "lora": 0, "adapters": 0, "shards": 1, "divided": 1, "is_narrow": False}
 # Frameworks whose configurations recompute by operation unless they say otherwise (torchtitan's `SelectiveAC`).
 _SELECTS_OPERATIONS = ("torchtitan",)
 
@@ -78,7 +83,8 @@ class RowProgram:
         checkpointed_layers: layers of one such piece.
         checkpoints_by_operation: whether such a piece also keeps attention and every second product of matrices.
         loss: `full`; `half`, which computes in 16 bits; `chunked` and `compiled`, which keep logits in 16 bits;
-            `fused`, which keeps none; or `value head`.
+            `in place` and `wide in place`, whose gradient takes the place of logits in 16 or 32 bits; `fused`, which
+            keeps none; or `value head`.
         compiled: whether elementwise parts are fused and computed again, as torch.compile does.
         is_plain: whether the source had one device and no DeepSpeed.
         precision: `bf16`, `fp16`, `fp32`, or `pure bf16` if all states have 16 bits.
@@ -92,6 +98,7 @@ class RowProgram:
         is_narrow: whether the device has no room for two copies of the parameters. Stages 1 and 2 then flatten them by
             way of the host (deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8).
         lora: rank of the adapters beside each linear layer of a model whose own weights are trained too; 0 for none.
+        adapters: rank of the adapters beside the projections of attention, if they alone are trained; 0 for none.
     """
 
     family: str
@@ -122,6 +129,7 @@ class RowProgram:
     divided: int = 1
     checkpoints_by_operation: bool = False
     lora: int = 0
+    adapters: int = 0
     is_narrow: bool = False
 
     @property
@@ -191,7 +199,7 @@ def has_no_program(row: Mapping[str, Any]) -> str:
     missing += ["zero_stage"] if row.get("zero_stage") is None else []
     if missing:
         return f"no {', '.join(missing)}"
-    if row.get("trains_adapters_alone"):
+    if row.get("trains_adapters_alone") and (row.get("quantization") or not _adapters(row)):
         return "adapters alone are trained"
     if others := {row["offload_optimizer"], row["offload_param"]} - {"none", "cpu", "unknown"}:
         return f"offload to {' and '.join(sorted(others))}"
@@ -232,7 +240,7 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         checkpoint_every=2 if is_selective and not by_operation else 1,
         checkpointed_layers=row.get("checkpointed_layers", 1),
         checkpoints_by_operation=by_operation,
-        loss=row.get("loss") or _loss(words, is_old=family == "gpt2" and "v100" in row["gpu_kind"].lower()),
+        loss=row.get("loss") or _loss(words, is_old=_is_old(row, family)),
         compiled=bool(row.get("compiled")),
         is_plain=row["gpus"] == 1 and row["zero_stage"] == 0 and "deepspeed" not in row["framework"].lower(),
         precision=precision,
@@ -243,6 +251,7 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         shards=int(row.get("tensor_parallel") or 1),
         divided=divided,
         lora=row.get("lora") or 0,
+        adapters=_adapters(row),
     )
     copies, has = 2 * 2 * program.parameters / program.shards, row.get("gpu_memory_gib")
     is_narrow = row["zero_stage"] in (1, 2) and has is not None and copies > has * 2**30
@@ -266,9 +275,20 @@ def is_decided(row: Mapping[str, Any]) -> bool:
     return is_default(row) and any(each in row["framework"].lower() for each in _SELECTS_OPERATIONS)
 
 
+def _adapters(row: Mapping[str, Any]) -> int:
+    """Returns the rank of LoRA's adapters beside the projections of attention, if they alone are trained; else 0."""
+    is_known = sorted(str(row.get("lora_targets")).split()) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    return int(row.get("lora_rank") or 0) if row.get("trains_adapters_alone") and is_known else 0
+
+
 def _is_eager(row: Mapping[str, Any]) -> bool:
     stated = row.get("flash_attention")
     return stated is False or (stated is None and "v100" in row["gpu_kind"].lower())
+
+
+def _is_old(row: Mapping[str, Any], family: str) -> bool:
+    """Returns whether a model is of a release of `transformers` before 4.45 that left logits in their precision."""
+    return family == "gpt_bigcode" or (family == "gpt2" and "v100" in row["gpu_kind"].lower())
 
 
 def _loss(framework: str, *, is_old: bool) -> str:
@@ -298,6 +318,7 @@ def _parameters(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, i
 def _shape(row: Mapping[str, Any], family: str) -> tuple[bool, bool]:
     """Returns whether the model has a gate, and whether its embeddings are tied."""
     named = {"falcon": (False, True), "opt": (False, True), "gpt2": (False, True), "gpt_neox": (False, False)}
+    named["gpt_bigcode"] = named["gpt2"]
     if family in named:
         return named[family]
     if not row.get("params"):
@@ -335,6 +356,8 @@ def _ds_config(row: Mapping[str, Any], program: RowProgram) -> dict[str, Any]:
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
     }
+    if "sfttrainer" in row["framework"].lower() and not stage:
+        config["optimizer"]["params"].update({"torch_adam": True, "foreach": True})
     if program.precision == "fp16":
         config["fp16"] = {"enabled": True}
     elif program.precision == "bf16":

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known, pieces_of, store_of
+from benchmarks.foresee.public_gpus.foreseen_rows import code, foreseen, is_known, pieces_of, store_of
 from benchmarks.foresee.public_gpus.fsdp import adjusted
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_device import allocator, capability, room
@@ -28,7 +28,7 @@ _UPDATE, _TEMPORARY = "update", KINDS.index("temporary")
 # The default of `sub_group_size` (deepspeed/runtime/zero/config.py, 0.19.8).
 _SUB_GROUP = 1e9
 _BY_MEMORY = {"fit", "no_fit", "peak_memory"}
-STORE = Path(__file__).with_name("row_bytes.json")
+STORE, GRID_STORE = (Path(__file__).with_name(name) for name in ("row_bytes.json", "grid_bytes.json"))
 EDGE = 0.15
 """How near to the memory of its device a row is run with all layers: twice `PROGRAM_ERROR`."""
 
@@ -189,6 +189,16 @@ def known(row: Mapping[str, Any], store: Path = STORE) -> RowBytes | str | None:
     return of_layers([RowBytes(**each) for each in found["pieces"]], program)
 
 
+def is_of(mark: str, row: Mapping[str, Any], store: Path = STORE) -> bool:
+    """Returns whether a file has a row's run by the code with a mark."""
+    return known(row, store) is not None and stored(store)[str(row["id"])].get("code") == mark
+
+
+def is_current(row: Mapping[str, Any], store: Path = STORE) -> bool:
+    """Returns whether a file has a row's run by the code that foresees today."""
+    return is_of(code(), row, store)
+
+
 def add(rows: Iterable[Mapping[str, Any]], may_run: Callable[[], bool], store: Path = STORE) -> None:
     """Adds rows to a file.
 
@@ -200,7 +210,7 @@ def add(rows: Iterable[Mapping[str, Any]], may_run: Callable[[], bool], store: P
     wanted = [row for row in rows if not lacks(row)]
     smallest = of_fewest_ranks(whole_program_of(row) for row in wanted)
     for row in wanted:
-        if known(row, store) is None:
+        if not is_current(row, store):
             _add(row, to_run(row, smallest), may_run, store)
     for row in wanted:
         found = stored(store).get(str(row["id"]))
@@ -208,7 +218,7 @@ def add(rows: Iterable[Mapping[str, Any]], may_run: Callable[[], bool], store: P
             _add(row, (whole_program_of(row),), may_run, store)
     for row in wanted:
         other = recomputing(row)
-        if other and known(other, store) is None and (row.get("peak_memory_gib") or has_no_room(row, store)):
+        if other and not is_current(other, store) and (row.get("peak_memory_gib") or has_no_room(row, store)):
             _add(other, to_run(other, of_fewest_ranks([whole_program_of(other)])), may_run, store)
 
 
@@ -251,11 +261,11 @@ def _add(row: Mapping[str, Any], pieces: Sequence[RowProgram], may_run: Callable
         traceback.print_exc()
         stopped = f"{type(error).__name__}: {error}"
     before = kept.get(name)
-    if stopped and before and before["program"] == program.key and before["pieces"]:
+    if stopped and before and before["program"] == program.key and is_current(row, store) and before["pieces"]:
         # What few layers gave stays.
         kept[name] = {**before, "whole": stopped[:160]}
     else:
-        kept[name] = {"program": program.key, "stopped": stopped[:160], "pieces": found}
+        kept[name] = {"program": program.key, "code": code(), "stopped": stopped[:160], "pieces": found}
     # A call that is interrupted keeps what it has.
     _write(kept, store)
     print(row["id"], [each.layers for each in pieces], stopped[:80], flush=True)

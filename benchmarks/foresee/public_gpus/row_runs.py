@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known, sized, store_of
+from benchmarks.foresee.public_gpus.foreseen_rows import code, foreseen, is_known, sized, store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, read_rows
 from benchmarks.foresee.public_gpus.more_layers import with_layers
 from zerotune.trial_lib.messages.foreseen_run import MOMENTS, ForeseenRun, Moment, Operation
@@ -103,6 +103,12 @@ def _of_layer(program: RowProgram) -> float:
     return (program.parameters - program.parameters_outside) / program.layers / program.shards
 
 
+def is_older(program: RowProgram, mark: str, store: Path = STORE) -> bool:
+    """Returns whether some run of a program's kind is by other code than that with a mark."""
+    sizes = _stored(store).get(kind_of_program(program), {})
+    return any(piece.get("code") != mark for pieces in sizes.values() for piece in pieces.values())
+
+
 @lru_cache
 def _stored(store: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
@@ -134,7 +140,8 @@ def add(programs: Sequence[RowProgram], may_run: Callable[[], bool] = lambda: Tr
         words = f"{piece.family} {piece.layers} x {piece.hidden}, stage {piece.ds_config['zero_optimization']['stage']}"
         print(f"{number} of {len(wanted)}: {words}, {time.monotonic() - began:.0f} s {run.stopped}", flush=True)
         if not run.stopped:
-            kept.setdefault(kind, {}).setdefault(str(piece.micro_batch), {})[str(piece.layers)] = packed(run)
+            # Runs of older code go, with whatever layers.
+            kept.setdefault(kind, {})[str(piece.micro_batch)] = {str(piece.layers): {**packed(run), "code": code()}}
         if number % 5 == 0:
             _write(kept, store)
     _write(kept, store)
@@ -159,7 +166,8 @@ def _to_run(programs: Sequence[RowProgram], kept: Mapping[str, Any]) -> list[tup
         # A run of few ranks has the same operations, and is no faster.
         one = min(members, key=lambda each: (-each.accumulation, each.world))
         for size in sorted({min(sizes), max(sizes)}):
-            if str(size) not in kept.get(kind, {}):
+            pieces = kept.get(kind, {}).get(str(size), {})
+            if not pieces or any(each.get("code") != code() for each in pieces.values()):
                 found.append((kind, sized(one if _reduces_late(one) else _once(one), size)))
     return found
 

@@ -34,6 +34,7 @@ def hugging_face_model(program: Any) -> torch.nn.Module:
         "falcon": "Falcon",
         "gpt_neox": "GPTNeoX",
         "gpt2": "GPT2",
+        "gpt_bigcode": "GPTBigCode",
         "opt": "OPT",
     }
     tied = {"tie_word_embeddings": program.is_tied}
@@ -45,6 +46,11 @@ def hugging_face_model(program: Any) -> torch.nn.Module:
         "falcon": {"multi_query": program.kv_heads == 1, "parallel_attn": True, "alibi": False},
         "gpt_neox": {"intermediate_size": program.ffn, **longest},
         "gpt2": {"n_inner": program.ffn, "n_positions": program.tokens},
+        "gpt_bigcode": {
+            "n_inner": program.ffn,
+            "n_positions": program.tokens,
+            "multi_query": program.kv_heads == 1,
+        },
         "opt": {"ffn_dim": program.ffn, "word_embed_proj_dim": program.hidden, **longest},
     }
     family = names[program.family]
@@ -78,8 +84,11 @@ class _WithOwnHead(torch.nn.Module):
             # As GPT-2 had it, with a copy of the logits without the last token's.
             logits, labels = self.head(states)[:, :-1].contiguous(), input_ids[:, 1:].contiguous()
             return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        from decoder import loss_in_chunks
+        from decoder import LossInPlace, loss_in_chunks
 
+        if "in place" in self.kind:
+            logits = self.head(states)
+            return LossInPlace.apply(logits.float() if self.kind == "wide in place" else logits, input_ids)
         return loss_in_chunks(states, self.head.weight, input_ids, keeps_logits=self.kind == "chunked")
 
 
@@ -102,6 +111,22 @@ def _add_adapters(module: torch.nn.Module, rank: int) -> None:
             setattr(module, name, _WithAdapter(child, rank))
         else:
             _add_adapters(child, rank)
+
+
+def with_adapters_alone(model: Any, rank: int) -> Any:
+    """Returns a model whose adapters beside the projections of attention are trained, by PEFT's LoRA."""
+    from peft import LoraConfig, get_peft_model
+
+    base = getattr(model, "base", model)
+    model.requires_grad_(False)
+    # As the Trainer does for a model that recomputes.
+    base.enable_input_require_grads()
+    settings = LoraConfig(r=rank, lora_alpha=rank, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    adapted = get_peft_model(base, settings, autocast_adapter_dtype=False)
+    if base is model:
+        return adapted
+    model.base = adapted
+    return model
 
 
 def model_of(program: Any, divided: Divided) -> torch.nn.Module:
@@ -135,10 +160,15 @@ def main() -> None:
         config_dict_or_path=program.ds_config, data_parallel_group=replicas, mpu=mpu, enabled=stage == 3
     ):
         model = model_of(program, divided)
+    if program.adapters:
+        model = with_adapters_alone(model, program.adapters)
     torch.set_default_dtype(torch.float32)
     model.train()
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=program.ds_config, mpu=mpu
+        model=model,
+        model_parameters=[each for each in model.parameters() if each.requires_grad],
+        config=program.ds_config,
+        mpu=mpu,
     )
     # Without DeepSpeed, gradients of one device are not copied into a flat block.
     engine.enable_backward_allreduce = not program.is_plain

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.foresee.public_gpus.foreseen_rows import store_of
+from benchmarks.foresee.public_gpus.foreseen_rows import OLDER, code, store_of
 from benchmarks.foresee.public_gpus.formula_run import formula_run
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, has_no_program, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
-from benchmarks.foresee.public_gpus.row_runs import STORE, run_of
+from benchmarks.foresee.public_gpus.row_runs import STORE, is_older, run_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
 from zerotune.trial_lib.plan.devices import CONSTANTS, Cluster, Efficiencies
@@ -267,7 +267,11 @@ def _rounded(value: float | None) -> float | None:
 
 
 def compared(
-    rows: Sequence[Mapping[str, Any]], efficiencies: Efficiencies, only_formulas: bool, store: Path = STORE
+    rows: Sequence[Mapping[str, Any]],
+    efficiencies: Efficiencies,
+    only_formulas: bool,
+    store: Path = STORE,
+    code: str = "",
 ) -> dict[str, Any]:
     """Returns all results.
 
@@ -276,8 +280,11 @@ def compared(
         efficiencies: the constants.
         only_formulas: whether no foreseen run is taken.
         store: a file of runs, which counts besides the committed one.
+        code: a mark of the code that foresees. Rows with runs of other code are not compared. Empty for any.
     """
     usable = [row for row in rows if not left_out(row)]
+    older = [row for row in usable if code and not only_formulas and is_older(program_for_speed(row), code, store)]
+    usable = [row for row in usable if row not in older]
     runs, found, failed = runs_of(usable, only_formulas, store), [], {}
     for row in usable:
         try:
@@ -285,7 +292,9 @@ def compared(
         except MISTAKES as error:
             failed[row["id"]] = f"{type(error).__name__}: {error}"
     reasons = Counter(reason for row in rows if (reason := left_out(row)) not in ("", "no throughput"))
+    reasons.update({OLDER: len(older)} if older else {})
     return {
+        "code": code,
         "bars": BARS,
         "constants": {name: getattr(efficiencies, name).value for name in CONSTANTS},
         "operations_by": dict(Counter(each.by for each in found)),
@@ -315,12 +324,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--formulas", action="store_true", help="take no foreseen run, formulas alone")
     parser.add_argument("--to", type=Path, default=RESULTS)
     chosen = parser.parse_args(arguments)
-    results = compared(read_rows(chosen.rows), Efficiencies(), chosen.formulas, store_of(chosen.rows, STORE))
+    store = store_of(chosen.rows, STORE)
+    results = compared(read_rows(chosen.rows), Efficiencies(), chosen.formulas, store, code())
     chosen.to.write_text(json.dumps(results, indent=1) + "\n")
     shown = {name: value for name, value in results.items() if name != "rows"}
     for name in ("by_configuration_alone", "with_length_and_code"):
         shown[name] = {key: value for key, value in results[name].items() if key != "each"}
     print(json.dumps(shown, indent=1))
+    if older := results["left_out"].get(OLDER):
+        raise SystemExit(
+            f"{older} rows are left out, because older code has foreseen them. row_runs foresees them again."
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from zerotune.trial_lib.plan.arm_work import hopeless_arms
 from zerotune.trial_lib.plan.arms import PlanArm
 from zerotune.trial_lib.plan.device_memory import AllocatorSettings
 from zerotune.trial_lib.plan.devices import known_devices, read_devices
-from zerotune.trial_lib.plan.evaluation import Evaluation, best_arm, counted, host_room, in_order
+from zerotune.trial_lib.plan.evaluation import Evaluation, best_arm, counted, host_room, in_order, unlike_measured
+from zerotune.trial_lib.plan.fits import UNLIKE
 from zerotune.trial_lib.plan.plan_record import PlannedArm
 from zerotune.trial_lib.plan.scaling import ArmRuns, divided_anew
 from zerotune.trial_lib.search.sizes import BatchPolicy
@@ -46,6 +47,16 @@ def test_what_fits_is_what_the_memory_says() -> None:
     assert row.ds_config["train_batch_size"] == 512
     assert row.memory["logits"] == pytest.approx(row.micro_batch * 500 * MIB, rel=0.01)
     assert sum(row.memory.values()) == pytest.approx(row.peak.value, rel=0.01)
+
+
+def test_an_interval_is_wider_where_nothing_like_it_was_measured() -> None:
+    known, other = _evaluation(1, "h100-80gb:8"), _evaluation(1, "mi300x-192gb:8")
+    shares = [each.deviation / each.mean for each in (other.forecast(8).allocated, known.forecast(8).allocated)]
+    assert shares[0] == pytest.approx(UNLIKE * shares[1])
+    run = replace(known.runs.small, tokens=2048)
+    assert unlike_measured(run, known.asked) == ()
+    (sentence,) = unlike_measured(replace(run, tokens=None, modules=("", "mlp.experts.0")), other.asked)
+    assert "No peak of batches without tokens and experts and mi300x-192gb" in sentence
 
 
 def test_the_users_settings_of_the_allocator_count() -> None:

@@ -1,12 +1,14 @@
 """The constants that public rows give, and what a source without its own rows would get."""
 
+import json
+
 import numpy as np
 import pytest
 
-from benchmarks.foresee.public_gpus.fit_speed import PRIOR, Fit, each_left_out, some_of_each
+from benchmarks.foresee.public_gpus.fit_speed import PRIOR, RESULTS, Fit, each_left_out, some_of_each
 from benchmarks.foresee.public_gpus.model_of_row import read_rows
 from benchmarks.foresee.public_gpus.speed import groups, left_out, wide_key
-from zerotune.trial_lib.plan.devices import CONSTANTS
+from zerotune.trial_lib.plan.devices import CONSTANTS, Efficiencies
 
 MATMUL = CONSTANTS.index("matmul")
 
@@ -32,3 +34,9 @@ def test_three_rows_of_a_group_count() -> None:
     some = groups(some_of_each(rows), wide_key)
     assert set(some) == set(groups(rows, wide_key))
     assert max(map(len, some.values())) == 3
+
+
+def test_plans_have_the_width_of_speed_that_left_out_sources_give() -> None:
+    results = json.loads(RESULTS.read_text())
+    assert results["whole_spread"] == Efficiencies().whole.spread
+    assert 0.85 <= results["within_90"] <= 0.95

@@ -1,6 +1,8 @@
 """The comparison of foreseen runs with public measurements."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +71,17 @@ def test_no_more_is_shown_than_the_device_has(monkeypatch: pytest.MonkeyPatch) -
     found = compared(293, run_of(60), monkeypatch)
     assert found["shown_gib"] > 60
     assert found["foreseen_gib"] == pytest.approx(capacity(ROWS[293]) / GIB, abs=0.01)
+
+
+def test_a_run_of_older_code_is_not_compared(tmp_path: Path) -> None:
+    row = ROWS[494]
+    store = tmp_path / "bytes.json"
+    found = bytes_of(row, program_of(row), run_of(12.8), program_of(row).layers)
+    kept = {"program": row_bytes.whole_program_of(row).key, "code": "then", "stopped": "", "pieces": [asdict(found)]}
+    store.write_text(json.dumps({str(row["id"]): kept}))
+    assert "error" in memory.compare(row, store, "then")
+    assert memory.compare(row, store, "now")["left_out"] == "foreseen by older code"
+    assert memory.results_of([row], store, "now")["summary"]["left_out"] == {"foreseen by older code": 1}
 
 
 def test_fsdp_has_no_second_copy_of_16_bit_parameters() -> None:

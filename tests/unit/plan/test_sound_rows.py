@@ -192,7 +192,7 @@ def test_arithmetic_that_fails_for_a_row_leaves_it_out(tmp_path: Path, monkeypat
         return whole(row)
 
     monkeypatch.setattr(speed, "formula_run", fails_for_one)
-    monkeypatch.setattr(memory, "compare", lambda row, store: whole({}))
+    monkeypatch.setattr(memory, "compare", lambda row, store, code: whole({}))
     results = results_of(rows, tmp_path / "rows.jsonl")
     assert [each["id"] for each in results["speed"]["rows"]] == [1]
     assert results["speed"]["failed"] == {2: "KeyError: 2"}
@@ -206,8 +206,12 @@ def test_settings_of_deepspeed_are_numbers_or_left_out() -> None:
     assert zero == {"stage": 2, "reduce_bucket_size": 500_000_000, "overlap_comm": True}
 
 
-def test_a_call_without_time_begins_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_without_time_begins_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     read(PLAIN, tmp_path=tmp_path)
+    for module in ("judge", "foreseen_rows"):
+        monkeypatch.setattr(f"benchmarks.foresee.public_gpus.{module}.code", lambda: "of a test")
     main([str(tmp_path / "rows.jsonl"), "--to", str(tmp_path / "out"), "--minutes", "0"])
     assert "not run: 1" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "memory.json").read_text())["summary"]["left_out"] == {"not run": 1}
