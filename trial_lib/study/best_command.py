@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, with_open_batch
+from zerotune.trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    with_open_batch,
+    without_tuning_keys,
+)
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_all, write_whole
@@ -132,7 +138,7 @@ def own_answer(
 
 def _read_again(setup: StudySetup, own: OwnCommand, wanted: Mapping[str, Any]) -> None:
     # A trial class has the configuration from its YAML, as every tool here reads it.
-    found = read_experiment(Path(own.words[2]), setup.experiment.model_dir).ds_config
+    found = without_tuning_keys(read_experiment(Path(own.words[2]), setup.experiment.model_dir).ds_config)
     sizes = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
     same = [{key: value for key, value in each.items() if key not in sizes or key in found} for each in (found, wanted)]
     if same[0] != same[1]:
