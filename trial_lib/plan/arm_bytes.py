@@ -2,12 +2,12 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zerotune.trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent
 from zerotune.trial_lib.plan.device_memory import live_bytes, rounded
-from zerotune.trial_lib.plan.scaling import have_same_events, scaled_run
+from zerotune.trial_lib.plan.scaling import have_same_events, scaled_run, storages_of_pairs
 from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
 
 # A model of the C library's heap, for runs whose device is a processor.
@@ -157,10 +157,11 @@ _INITIALIZE, _UPDATE = MOMENTS.index("initialize"), MOMENTS.index("update")
 
 @dataclass(frozen=True)
 class _Level:
-    """A peak above initialisation: its bytes, and the bytes of activations and batches among them."""
+    """A peak above initialisation: its bytes, and those of activations and batches, and of pairs of samples."""
 
     bytes_: float = 0.0
     of_samples: float = 0.0
+    of_pairs: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -186,10 +187,12 @@ def foreseen_arm(runs: Sequence[ForeseenRun], device: str) -> ForeseenArm | None
         return None
     small, large = whole[0], whole[-1]
     sized = {run.micro_batch: run for run in (small, large)}
+    pairs: frozenset[int] = frozenset()
     if small.micro_batch < large.micro_batch and have_same_events(small, large):
+        pairs = storages_of_pairs(small, large)
         sizes = {round(share * large.micro_batch) for share in _SHARES[device]}
         sized = {size: scaled_run(small, larger=large, micro_batch=size) for size in sorted(sizes)}
-    levels = {size: _levels(run, device) for size, run in sized.items()}
+    levels = {size: _levels(run, device, pairs) for size, run in sized.items()}
     return ForeseenArm(
         ds_config=large.ds_config,
         initialize=SizeLine(levels[max(levels)].initialize),
@@ -201,19 +204,21 @@ def foreseen_arm(runs: Sequence[ForeseenRun], device: str) -> ForeseenArm | None
 
 def _line(levels: Mapping[int, _Level]) -> SizeLine:
     if len(levels) > 1:
-        return SizeLine.near({size: level.bytes_ for size, level in levels.items()})
+        largest = max(levels)
+        per_pair = levels[largest].of_pairs / max(1, largest) ** 2
+        return SizeLine.near({size: level.bytes_ for size, level in levels.items()}, per_pair)
     ((size, level),) = levels.items()
     return SizeLine(level.bytes_ - level.of_samples, level.of_samples / max(1, size))
 
 
-def _levels(run: ForeseenRun, device: str) -> _Levels:
+def _levels(run: ForeseenRun, device: str, pairs: Collection[int]) -> _Levels:
     # A processor has one memory, in which all lies. Its heap has holes. On a GPU the heap stays empty.
-    heap, live, of_samples, threads = CHeap(), 0.0, 0.0, 0
+    heap, live, of_samples, of_pairs, threads = CHeap(), 0.0, 0.0, 0.0, 0
     initialize, held_then = 0.0, 0
     data = run.data_bytes if device == "cpu" else 0
     most = {"backward": _Level(), "update": _Level()}
     for part, events in _parts(run):
-        peak, then, held = live, of_samples, 0
+        peak, then, held = live, (of_samples, of_pairs), 0
         for storage, is_made in events:
             size, kind, place, _ = run.storages[storage]
             if device != "cpu":
@@ -229,8 +234,9 @@ def _levels(run: ForeseenRun, device: str) -> _Levels:
             change = size if is_made else -size
             live += change
             of_samples += change if kind in _OF_SAMPLES else 0
+            of_pairs += change if storage in pairs else 0
             if live > peak:
-                peak, then = live, of_samples
+                peak, then = live, (of_samples, of_pairs)
             held = max(held, heap.held)
         if part == "initialize":
             initialize, held_then = live, heap.held
@@ -239,7 +245,7 @@ def _levels(run: ForeseenRun, device: str) -> _Levels:
         with_holes = held - held_then + threads if part == "backward" else 0
         above = max(peak - initialize, with_holes) + data
         if above > most[part].bytes_:
-            most[part] = _Level(above, then)
+            most[part] = _Level(above, *then)
     return _Levels(initialize, most["backward"], most["update"])
 
 

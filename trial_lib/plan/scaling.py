@@ -256,6 +256,15 @@ def _of_full(run: ForeseenRun, begin: int, end: int) -> list[MemoryEvent]:
     return sorted(event for event in run.events[begin:end] if run.storages[event.storage].size)
 
 
+def storages_of_pairs(small: ForeseenRun, large: ForeseenRun) -> frozenset[int]:
+    """The storages whose size is in proportion to the square of the micro-batch, in two runs with the same events: a
+    loss compares all samples of a micro-batch.
+    """
+    mine, its = small.micro_batch**2, large.micro_batch**2
+    sizes = zip(small.storages, large.storages, strict=True)
+    return frozenset(index for index, (one, other) in enumerate(sizes) if one.size * its == other.size * mine > 0)
+
+
 def scaled_run(
     base: ForeseenRun,
     *,
@@ -269,7 +278,7 @@ def scaled_run(
     Its operations are those of `base`. Raises ValueError if a run that is needed is missing, equals `base` in size, or
     has other events.
     """
-    steps: list[tuple[ForeseenRun, float]] = []
+    steps: list[tuple[ForeseenRun, float, frozenset[int], float]] = []
     for name, other, wanted in (("micro_batch", larger, micro_batch), ("world", wider, world)):
         mine = getattr(base, name)
         if wanted is None or wanted == mine:
@@ -281,15 +290,20 @@ def scaled_run(
         # Shares of the states go with the inverse of the world.
         is_world = name == "world"
         share = (1 / wanted - 1 / mine) / (1 / its - 1 / mine) if is_world else (wanted - mine) / (its - mine)
-        steps.append((other, share))
+        # Storages of pairs of samples go with the square of the micro-batch.
+        pairs = frozenset() if is_world else storages_of_pairs(base, other)
+        of_pairs = 0.0 if is_world else (wanted**2 - mine**2) / (its**2 - mine**2)
+        steps.append((other, share, pairs, of_pairs))
     if not steps:
         return base
-    for other, _ in steps:
+    for other, *_ in steps:
         if not have_same_events(base, other):
             raise ValueError("the two runs have other events, so no run between them follows")
     storages = []
     for index, storage in enumerate(base.storages):
-        more = sum((run.storages[index].size - storage.size) * share for run, share in steps)
+        more = 0.0
+        for run, share, pairs, of_pairs in steps:
+            more += (run.storages[index].size - storage.size) * (of_pairs if index in pairs else share)
         storages.append(storage._replace(size=max(0, round(storage.size + more))))
     new_world = base.world if world is None else world
     return replace(

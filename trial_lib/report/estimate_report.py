@@ -227,7 +227,7 @@ def simulated_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: 
         num_params=typed.parameters,
         trainable_num_params=typed.trainable,
         # Those of one micro-batch. In its runs the first stage of a pipeline holds as many as there are stages.
-        activation_mem_per_gpu=int(own.backward.per_sample / typed.pipeline_stages),
+        activation_mem_per_gpu=int(own.backward.of(1) / typed.pipeline_stages),
         gpu_mem=_for_the_model(typed, setup.host, setup.memory_limit, on_gpus),
         host_mem=(free or 0) // max(1, len(setup.host.slots)),
         data_parallel_size=typed.replicas,

@@ -56,6 +56,7 @@ class Allocations:
     # The part of `activations` that the program still refers to at the optimizer's update, such as the outputs of the
     # model. The formulas know of none.
     kept_activations: float = 0.0
+    pairs: float = 0.0  # a matrix of 32-bit numbers for all pairs of a micro-batch's samples, which few programs have
 
     @property
     def all_states(self) -> float:
@@ -161,7 +162,7 @@ def allocations(
         depth, then = (pipeline_depth(profile, slots, each.layout, profiled.layout) for each in (settings, profiled))
         ratio *= then / depth * min(depth, accumulation)
     activations = micro_batch_size * profile.activation_mem_per_gpu * ratio
-    return replace(by_stage(case), activations=activations)
+    return replace(by_stage(case), activations=activations, pairs=4.0 * micro_batch_size**2)
 
 
 def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
@@ -389,20 +390,28 @@ class SizeLine:
 
     constant: float  # bytes of no sample
     per_sample: float = 0.0  # bytes of each sample
+    per_pair: float = 0.0  # bytes of each pair of samples, whose number is the square of the samples'
 
     @classmethod
-    def near(cls, bytes_by_size: Mapping[int, float]) -> "SizeLine":
-        """Returns the line with the least squared error, or a constant if more samples do not take more."""
-        size, bytes_ = fmean(bytes_by_size), fmean(bytes_by_size.values())
-        spread = sum((each - size) ** 2 for each in bytes_by_size)
-        together = sum((each - size) * (its - bytes_) for each, its in bytes_by_size.items())
+    def near(cls, bytes_by_size: Mapping[int, float], per_pair: float = 0.0) -> "SizeLine":
+        """Returns the line with the least squared error, or a constant if more samples do not take more. The bytes of
+        pairs are known.
+        """
+        linear = {size: its - per_pair * size**2 for size, its in bytes_by_size.items()}
+        size, bytes_ = fmean(linear), fmean(linear.values())
+        spread = sum((each - size) ** 2 for each in linear)
+        together = sum((each - size) * (its - bytes_) for each, its in linear.items())
         if together <= 0:
-            return cls(bytes_by_size[max(bytes_by_size)])
+            return cls(linear[max(linear)], per_pair=per_pair)
         slope = together / spread
-        return cls(bytes_ - slope * size, slope)
+        return cls(bytes_ - slope * size, slope, per_pair)
+
+    def of(self, samples: int) -> float:
+        """Returns the bytes of the samples alone."""
+        return self.per_sample * samples + self.per_pair * samples**2
 
     def at(self, samples: int) -> float:
-        return self.constant + self.per_sample * samples
+        return self.constant + self.of(samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,8 +469,8 @@ def foreseen_allocations(arm: ForeseenArm, by_formula: Allocations, needed: Allo
         buffers=early_buffers + last_buffers,
         late_buffers=last_buffers,
         passing_buffers=early_buffers,
-        activations=arm.backward.per_sample * samples * share,
-        kept_activations=arm.update.per_sample * samples * share,
+        activations=arm.backward.of(samples) * share,
+        kept_activations=arm.update.of(samples) * share,
     )
 
 

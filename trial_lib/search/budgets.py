@@ -56,11 +56,12 @@ class MemoryBasis:
 
 # The memory of a slot that is left to the steps, and the slack: how much more or less than that really fits.
 
-# Prior of the slack. A CPU's budget counts the memory that a process has asked for, and a peak the memory that it has
-# written. Only the former contains the stack of a thread (8 MiB), which starts with the first backward pass. A CUDA
-# allocator cannot fill every gap (a share of the available memory).
-_CPU_SLACK = (-4 * 2**20, 8 * 2**20)
-_CUDA_SLACK = (-0.02, 0.03)
+# Prior of the slack: its mode, and how far it lies below and above. A CPU's budget counts the memory that a process has
+# asked for, and a peak the memory that it has written, so a peak hardly ever takes more than was left. Only the former
+# contains the stack of a thread (8 MiB), which starts with the first backward pass, and holes of the heap that nothing
+# was written to. A CUDA allocator cannot fill every gap (a share of the available memory).
+_CPU_SLACK = (-4 * 2**20, 12 * 2**20, 4 * 2**20)
+_CUDA_SLACK = (-0.02, 0.03, 0.03)
 _GRID = np.linspace(-16, 16, 641)  # standard deviations of the prior
 # From there on its tails are exponential. A program may start threads in its steps, or map weights and then write to
 # them. Either puts it far off.
@@ -146,8 +147,8 @@ class Budget:
 
     def _slack(self, available: float) -> np.ndarray:
         # The slack, in bytes, at each point of the grid.
-        mean, deviation = _CPU_SLACK if self._on_cpu else (available * share for share in _CUDA_SLACK)
-        return np.asarray(mean + deviation * _GRID)
+        mode, below, above = _CPU_SLACK if self._on_cpu else (available * share for share in _CUDA_SLACK)
+        return np.asarray(mode + np.where(_GRID < 0, below, above) * _GRID)
 
     def _learn_slack(self, edges: np.ndarray) -> None:
         # Learns from the distance of each grid point to the observed side, in standard deviations.

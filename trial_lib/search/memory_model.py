@@ -132,7 +132,7 @@ def other_priors(usual: Sequence[Prior], beside: Keeps) -> tuple[Prior, ...]:
     less = _with_activations(usual[0], 0.5, 0.3, 0.2)
     # So a program without it keeps three to eight times as much, and by the equations alone 17 times. With the scores
     # it keeps 1.6 to 6 times as much, for 512 to 4,096 tokens.
-    more = _with_activations(usual[0], 0.3, 5.0, 2.5), _with_activations(usual[0], 0.3, 12.0, 5.0)
+    more = _with_activations(usual[0], 0.3, 5.5, 2.5), _with_activations(usual[0], 0.3, 12.0, 5.0)
     if beside is Keeps.LESS:
         return (*usual, less)
     if beside is Keeps.MORE:
@@ -189,35 +189,97 @@ class ArmRecord:
 
 
 _LOW, _HIGH = 0.05, 0.95
-# Features of a moment: a constant, activations, states, buffers.
-_Moment: TypeAlias = tuple[float, float, float, float]
+# Features of a moment: a constant, activations, states, buffers, pairs of samples.
+_Moment: TypeAlias = tuple[float, float, float, float, float]
 _BACKWARD, _UPDATE = 0, 1  # the places of the moments
 
-# Prior of the weights: workspace (in units of the scale below), activations, states, buffers. The backward pass needs
-# more than the saved activations of a sample, because of their gradients and of temporaries.
 _WORKSPACE = {"cpu": 40 * 2**20, "cuda": 64 * 2**20}
 MODELLED = frozenset(_WORKSPACE)
 """The kinds of devices whose memory is modelled."""
 
-# Some programs need far more: temporaries within a pass are not saved by autograd, so they are not counted.
-_USUAL = Prior(0.8, (1.0, 1.3, 1.0, 1.3), (0.6, 0.35, 0.3, 0.7))
-_PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
-# Others leave a CPU's heap in many pieces (a recurrent layer, step by step), so that the update finds no room where the
-# activations were. CUDA's allocator counts the memory in use, and not its place.
-_IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
-# A foreseen run has the temporaries and the layers' sizes, so its figures count as they are. It does not see the
-# workspaces of libraries. On a CPU these, and the deviations, are those of lines through the peaks of the programs in
-# benchmarks/memory_model/other_programs. Some programs run otherwise on the device: other kernels, compiled code.
-_FORESEEN_MEANS = {"cpu": (0.65, 1.0, 1.0, 1.0), "cuda": (1.0, 1.0, 1.0, 1.0)}
-_FORESEEN_DEVIATIONS = {"cpu": (0.2, 0.1, 0.1, 0.2), "cuda": (0.6, 0.12, 0.1, 0.25)}
-_FAR = {"cpu": 0.05, "cuda": 0.15}
-_FAR_DEVIATIONS = (0.6, 0.6, 0.3, 0.7)
-_ARM_DEVIATIONS = (0.12, 0.12)
-# The part of a measured peak's scatter that decides whether a foreseen arm fits. On a CPU a peak is resident memory. It
-# scatters by 6 to 9 % between repeats of a candidate. A limit counts allocations, which hardly do. Of 786 repeated
-# candidates of the recorded tables only 19 ended both ways, and the share was read off them. The formulas' errors are
-# larger than the scatter, so they keep all of it.
+# How a program's peaks depend on the micro-batch is not known before trials, and formulas or foreseen bytes are its
+# scale only. So the prior is a mixture of shapes. Each program has some multiple of the activations, because autograd
+# does not save the temporaries within a pass, and a CPU's heap has holes. Few programs have a far one.
+MULTIPLES = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0, 16.0)
+# From there on a shape's standard deviation is so large a share of the multiple.
+_FAR, _FAR_DEVIATION = 8.0, 0.4
+# A loss over all pairs of samples has matrices whose bytes grow with the square of the micro-batch.
+_PAIRS = 8.0, 5.0  # mean and standard deviation
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """How common shapes of peaks are among programs. Weights: workspace, activations, states, buffers, pairs."""
+
+    multiples: tuple[float, ...]  # shares of programs by their `MULTIPLES` of the activations
+    # The share that leaves a CPU's heap in many pieces (a recurrent layer, step by step), so that the update finds no
+    # room where the activations were. CUDA's allocator counts the memory in use, and not its place.
+    at_once: float
+    pairs: float  # the share with a loss over pairs of samples
+    means: tuple[float, float, float] = (0.45, 0.7, 1.4)  # of workspace, states and buffers
+    deviations: tuple[float, float, float] = (0.4, 0.35, 0.35)
+    near: float = 0.2  # the standard deviation of a near multiple, as a share of it
+    arms: tuple[float, float] = (0.12, 0.12)  # of the first two weights, from arm to arm of a program
+
+    @property
+    def priors(self) -> tuple[Prior, ...]:
+        """Those whose moments are apart, then pairs, then those whose features peak at once."""
+        (workspace, states, buffers), (of_workspace, of_states, of_buffers) = self.means, self.deviations
+        shapes = [(self.pairs, self.usual, self.usual / 3, *_PAIRS, False)]
+        for multiple, share in zip(MULTIPLES, self.multiples, strict=True):
+            deviation = multiple * (_FAR_DEVIATION if multiple >= _FAR else self.near)
+            for at_once, of_kind in ((False, 1 - self.at_once), (True, self.at_once)):
+                shapes.append(((1 - self.pairs) * share * of_kind, multiple, deviation, 0.0, 0.0, at_once))
+        shapes.sort(key=lambda shape: (shape[-1], shape[3] > 0))
+        return tuple(
+            Prior(
+                weight,
+                (workspace, mean, states, buffers, pairs),
+                (of_workspace, sd, of_states, of_buffers, of_pairs),
+                at_once,
+            )
+            for weight, mean, sd, pairs, of_pairs, at_once in shapes
+            if weight
+        )
+
+    @property
+    def less_sure(self) -> "Shapes":
+        """The same with half of the programs at any multiple."""
+        return replace(self, multiples=tuple((share + 1 / len(MULTIPLES)) / 2 for share in self.multiples))
+
+    @property
+    def usual(self) -> float:
+        """The mean of the near multiples."""
+        near = [(share, each) for share, each in zip(self.multiples, MULTIPLES, strict=True) if each < _FAR]
+        return sum(share * each for share, each in near) / sum(share for share, _ in near)
+
+
+SHAPES = {
+    ("cpu", False): Shapes((0.026, 0.045, 0.274, 0.49, 0.044, 0.025, 0.028, 0.068), 0.208, 0.125),
+    ("cpu", True): Shapes(
+        (0.098, 0.503, 0.178, 0.051, 0.053, 0.059, 0.03, 0.028),
+        *(0.266, 0.094, (0.55, 0.95, 1.05), (0.3, 0.4, 0.3)),
+        arms=(0.2, 0.12),
+    ),
+    # No tables of several programs on GPUs exist, so these are assumptions.
+    ("cuda", False): Shapes(
+        (0.02, 0.08, 0.55, 0.13, 0.06, 0.07, 0.09, 0.0), 0.0, 0.1, (1.0, 1.0, 1.3), (0.6, 0.3, 0.7)
+    ),
+    ("cuda", True): Shapes(
+        (0.04, 0.88, 0.04, 0.02, 0.02, 0.0, 0.0, 0.0), 0.0, 0.02, (1.0, 1.0, 1.0), (0.6, 0.1, 0.25), near=0.12
+    ),
+}
+"""By the kind of device, and by whether memory was foreseen."""
+# Standard deviations of a measurement, as shares of it. A CPU's resident memory scatters, and CUDA's allocator counts.
+_NOISE_LEVELS = {"cpu": (0.02, 0.04, 0.07, 0.11, 0.17), "cuda": (0.003, 0.01, 0.02, 0.04, 0.08, 0.16)}
+# The part of a measured peak's scatter that decides whether it fits. On a CPU a peak is resident memory. It scatters
+# by 6 to 9 % between repeats of a candidate. A limit counts allocations, which hardly do: of 786 repeated candidates of
+# the recorded tables only 19 ended both ways.
 _SCATTER_OF_FIT = {"cpu": 0.3, "cuda": 1.0}
+# Autograd does not save the inputs of frozen layers, but they are there. Of such programs one was recorded: its blocks,
+# which are recomputed, take 15 times the activations. So a program with few trained parameters may have any multiple,
+# unless a foreseen run has its temporaries and no heap has holes.
+_FROZEN = 0.5
 _PROFILE_NOISE = 3.0
 # A sweep's group stays this many standard deviations below the memory that is expected to fit.
 _SURELY = 1.5
@@ -227,7 +289,7 @@ _SURELY = 1.5
 class MemoryPrediction:
     """The memory of a trial above initialisation, in bytes on the rank that takes most."""
 
-    value: float  # the expectation
+    value: float  # the median
     low: float  # the lower end of the 90 % interval
     high: float  # its upper end
     measured: int  # completed trials of the arm so far
@@ -245,7 +307,7 @@ class MemoryModel:
     Otherwise they say nothing of it.
     """
 
-    def __init__(self, basis: MemoryBasis, coarse_switches: Collection[str] = ()) -> None:
+    def __init__(self, basis: MemoryBasis, coarse_switches: Collection[str] = (), shapes: Shapes | None = None) -> None:
         profile, device, foreseen = basis.profile, basis.device, tuple(basis.arms)
         self._profile = profile
         self._base = basis.base_config
@@ -254,14 +316,15 @@ class MemoryModel:
         self._profiled = ZeroSettings.of(self._base, profile.bytes_per_param)
         self._unit = float(_WORKSPACE[device])
         self._foreseen = foreseen
-        priors: tuple[Prior, ...] = (*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS
-        if foreseen:
-            means, far = _FORESEEN_MEANS[device], _FAR[device]
-            priors = Prior(1 - far, means, _FORESEEN_DEVIATIONS[device]), Prior(far, means, _FAR_DEVIATIONS)
-        self._means: tuple[float, ...] = priors[0].means
+        shapes = shapes or SHAPES[device, bool(foreseen)]
+        is_exact = device == "cuda" and bool(foreseen)
+        if profile.trainable_num_params < _FROZEN * profile.num_params and not is_exact:
+            shapes = shapes.less_sure
+        workspace, states, buffers = shapes.means
+        self._means = workspace, shapes.usual, states, buffers, 0.0
         # What the size of a layout changes, formulas and foreseen arms know.
         self._coarse_switches = frozenset(coarse_switches) - frozenset(basis.base_config.get(LAYOUTS) or {})
-        self._priors = priors
+        self._shapes, self._priors = shapes, shapes.priors
         self._typed = without_arm_like(self._switches_in(self._base), device)
         self._peaks_with: dict[Switches, PeakRegression] = {}
         self._budget = Budget(profile.gpu_mem, device)
@@ -298,7 +361,7 @@ class MemoryModel:
         mixture = self._predict(described, self._allocations(described, candidate))
         record = self._arms.get(described.arm)
         return MemoryPrediction(
-            value=max(0.0, mixture.mean),
+            value=max(0.0, mixture.quantile(0.5)),
             low=max(0.0, mixture.quantile(_LOW)),
             high=max(0.0, mixture.quantile(_HIGH)),
             measured=0 if record is None else record.measured,
@@ -372,7 +435,7 @@ class MemoryModel:
         limit = self._budget.limit(described.arm, left, headroom)
         # The uncertainties of the two moments are mostly the same. So the moment that is less likely to fit
         # decides for both, and a larger size never becomes likelier.
-        scatter = _SCATTER_OF_FIT[self._device] if self._foreseen else 1.0
+        scatter = _SCATTER_OF_FIT[self._device]
         moments = [self._predict(described, needed, moment, scatter) for moment in (_BACKWARD, _UPDATE)]
         return min(moment.below(limit.mean - needed.limit_correction, limit.deviation) for moment in moments)
 
@@ -415,8 +478,8 @@ class MemoryModel:
         needed = self._allocations(described, candidate)
         # If the update is the peak, a sample seems to take nothing, but larger sizes do. So the backward pass
         # counts.
-        both = (replace(needed, activations=0.0, kept_activations=0.0), needed)
-        least, most = (self._predict(described, each, _BACKWARD).mean for each in both)
+        both = (replace(needed, activations=0.0, kept_activations=0.0, pairs=0.0), needed)
+        least, most = (self._predict(described, each, _BACKWARD).quantile(0.5) for each in both)
         return max(0.0, (most - least) / candidate.micro_batch_size)
 
     def _observe_peak(self, candidate: Candidate, memory: Memory) -> None:
@@ -508,7 +571,8 @@ class MemoryModel:
     def _peaks(self, described: Described) -> PeakRegression:
         switches = described.switches
         if switches not in self._peaks_with:
-            self._peaks_with[switches] = PeakRegression(other_priors(self._priors, described.keeps), _ARM_DEVIATIONS)
+            priors = other_priors(self._priors, described.keeps)
+            self._peaks_with[switches] = PeakRegression(priors, self._shapes.arms, _NOISE_LEVELS[self._device])
         return self._peaks_with[switches]
 
     def _allocations(self, described: Described, candidate: Candidate) -> Allocations:
@@ -528,8 +592,8 @@ class MemoryModel:
         last_buffers = needed.buffers - needed.passing_buffers
         unit = self._unit
         return (
-            (1.0, needed.activations / unit, early_states / unit, early_buffers / unit),
-            (1.0, needed.kept_activations / unit, needed.states / unit, last_buffers / unit),
+            (1.0, needed.activations / unit, early_states / unit, early_buffers / unit, needed.pairs / unit),
+            (1.0, needed.kept_activations / unit, needed.states / unit, last_buffers / unit, 0.0),
         )
 
     def _scale(self, needed: Allocations) -> float:

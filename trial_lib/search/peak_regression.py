@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_NO_WEIGHT = 1e-12  # of a regression that the observations have ruled out
+_NO_WEIGHT = 1e-6  # of a regression that the observations have ruled out
 # Standard deviations of a measurement, as shares of its scale.
 _NOISE_LEVELS = (0.003, 0.01, 0.02, 0.035, 0.055, 0.08, 0.12, 0.2)
 
@@ -115,17 +115,19 @@ class PeakRegression:
         noise_share: float = 1.0,
     ) -> Mixture:
         """Returns the distribution of an observation. A new group is as likely above the others as below. Each moment
-        has as many features as there are shared weights. `only` is the place of the one moment that is predicted,
-        `scale` that of the noise, `noise_share` the part of a measurement's deviation that the prediction has.
+        has as many features as there are shared weights. `only` is the place of the one moment that is predicted. The
+        noise is a share of what is expected, or at least of `scale`. `noise_share` is the part of it that the
+        prediction has.
         """
         peak = self._peak(moments, group, only)
-        deviations = np.sqrt(np.maximum(peak.variance, 0.0) + np.square(noise_share * self._noise * scale))
+        noise = noise_share * self._noise * np.maximum(peak.mean, scale)
+        deviations = np.sqrt(np.maximum(peak.variance, 0.0) + np.square(noise))
         return Mixture(self._weights, tuple(peak.mean.tolist()), tuple(deviations.tolist()))
 
     def observe(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, value: float) -> None:
         self._join(group)
         peak = self._peak(moments, group)
-        variance = peak.variance + np.square(self._noise * scale)
+        variance = peak.variance + np.square(self._noise * np.maximum(peak.mean, scale))
         gain = peak.along / variance[:, None]
         self._weigh(-0.5 * (np.square(value - peak.mean) / variance + np.log(variance)))
         self._mean = self._mean + gain * (value - peak.mean)[:, None]
@@ -139,7 +141,7 @@ class PeakRegression:
         """
         self._join(group)
         peak = self._peak(moments, group)
-        variance = peak.variance + np.square(self._noise * scale)
+        variance = peak.variance + np.square(self._noise * np.maximum(peak.mean, scale))
         gain = peak.along / variance[:, None]
         spread = np.sqrt(variance + deviation**2)
         z = (peak.mean - bound) / spread

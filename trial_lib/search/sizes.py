@@ -115,7 +115,7 @@ def _divisors(number: int) -> list[int]:
 
 # The share of trials that may run out of memory. Larger sizes of sweeps do not count, because the group checks them
 # itself. Then the risk of a single trial: once more have failed, usually, and at most.
-_SHARE, _LEAST, USUAL_RISK, _MOST = 0.03, 0.01, 0.05, 0.1
+_SHARE, _LEAST, USUAL_RISK, _MOST = 0.02, 0.01, 0.02, 0.05
 # The risk that is accepted if nothing safer is left.
 EVEN_ODDS = 0.5
 # If memory was foreseen, so many trials may have the most risk. Later ones have to earn it back.

@@ -182,7 +182,7 @@ def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]
     groups = [group for group in groups if len(group) == len(_SIZES) or group[0].program.get("batch_varies")]
     found = (foreseen_arm(group, device) for group in groups)
     # If a sample takes nothing, the program did not take the other micro-batch.
-    return tuple(arm for arm in found if arm is not None and arm.backward.per_sample > 0)
+    return tuple(arm for arm in found if arm is not None and arm.backward.of(1) > 0)
 
 
 class _Wanted(NamedTuple):

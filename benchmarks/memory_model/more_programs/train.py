@@ -1,4 +1,4 @@
-"""Trains one of nine small models of different kinds on random data."""
+"""Trains one of eleven small models of different kinds on random data."""
 
 import argparse
 import itertools
@@ -210,9 +210,56 @@ class Pairing(nn.Module):
         return (F.cross_entropy(likeness, own) + F.cross_entropy(likeness.T, own)) / 2
 
 
+class Speaker(nn.Module):
+    """Sounds of unequal lengths, padded to the longest of a micro-batch, and a loss of alignments."""
+
+    BANDS, WIDTH, LABELS = 40, 160, 40
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Sequential(nn.Conv1d(self.BANDS, self.WIDTH, 3, stride=2, padding=1), nn.GELU())
+        self.body = nn.ModuleList(nn.GRU(self.WIDTH, self.WIDTH, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(self.WIDTH, self.LABELS)
+
+    def forward(self, size: int, draws: torch.Generator) -> torch.Tensor:
+        lengths = (60 * torch.randn(size, generator=draws).mul(0.4).exp()).clamp(24, 240).long()
+        x = self.front(torch.randn(size, self.BANDS, int(lengths.max()), generator=draws)).transpose(1, 2)
+        for layer in self.body:
+            x = x + layer(x)[0]
+        labels = torch.randint(1, self.LABELS, (size, 8), generator=draws)
+        said = self.head(x).log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(said, labels, lengths // 2, torch.full((size,), labels.shape[1]), zero_infinity=True)
+
+
+class Painter(nn.Module):
+    """Convolutions down and up whose blocks are recomputed."""
+
+    WIDTHS = (3, 32, 64, 96)
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = list(itertools.pairwise(self.WIDTHS))
+        self.downs = nn.ModuleList(Segmenter._block(one, other) for one, other in pairs)
+        self.ups = nn.ModuleList(Segmenter._block(one + other, one) for one, other in pairs[:0:-1])
+        self.head = nn.Conv2d(self.WIDTHS[1], 3, 1)
+
+    def forward(self, size: int, draws: torch.Generator) -> torch.Tensor:
+        noise = torch.randn(size, 3, 32, 32, generator=draws)
+        x, kept = noise.clone().requires_grad_(), []
+        for down in self.downs:
+            x = checkpoint(down, F.avg_pool2d(x, 2) if kept else x, use_reentrant=False)
+            kept.append(x)
+        for up, across in zip(self.ups, kept[-2::-1], strict=True):
+            x = checkpoint(up, torch.cat([F.interpolate(x, scale_factor=2), across], 1), use_reentrant=False)
+        return F.mse_loss(self.head(x), noise)
+
+
 MODELS = {
     each.__name__.lower(): each
-    for each in (Translator, Segmenter, Recommender, Mixer, Ranker, Listener, Denoiser, Adapted, Pairing)
+    for each in (
+        *(Translator, Segmenter, Recommender, Mixer, Ranker, Listener, Denoiser, Adapted, Pairing),
+        *(Speaker, Painter),
+    )
 }
 
 

@@ -43,6 +43,17 @@ def test_moments_count_above_initialisation_and_grow_by_the_sample() -> None:
     assert arm.ds_config == {"zero_optimization": {"stage": 1}}
 
 
+def test_what_grows_with_the_square_of_the_micro_batch_does_so_at_other_sizes() -> None:
+    def with_pairs(micro_batch: int) -> ForeseenRun:
+        run = run_of(micro_batch)
+        storages = [each._replace(size=each.size // micro_batch * micro_batch**2) for each in run.storages[1:2]]
+        return replace(run, storages=(run.storages[0], *storages, *run.storages[2:]))
+
+    arm = foreseen_arm([with_pairs(2), with_pairs(6)], "cuda")
+    assert arm is not None
+    assert arm.backward == SizeLine(30 * K, 0.0, 4 * K)
+
+
 def test_a_processor_has_one_memory_for_states_and_data() -> None:
     arm = foreseen_arm([run_of(2, 100 * K), run_of(8, 100 * K)], "cpu")
     assert arm is not None

@@ -70,6 +70,11 @@ def test_a_line_lies_between_the_holes_of_several_sizes():
     assert line.at(25) == pytest.approx(250.0)
 
 
+def test_pairs_of_samples_are_no_part_of_the_line():
+    line = SizeLine.near({size: 100.0 + 5 * size + 3 * size**2 for size in (2, 4, 8)}, per_pair=3.0)
+    assert line.at(100) == pytest.approx(100 + 500 + 30_000)
+
+
 def test_an_arm_survives_its_file():
     assert ForeseenArm.from_json(json.loads(json.dumps(arm(host=5.0).to_json()))) == arm(host=5.0)
 
@@ -148,6 +153,6 @@ def test_the_scatter_of_a_processors_peaks_decides_little_of_what_fits():
     for scattered in (0.92, 1.08, 0.9, 1.1, 0.94, 1.06):
         model.observe(candidate(8), ran((2 * GIB + 8 * 600 * MIB) * scattered))
     asked = candidate(26)
-    # One peak in twenty would be read above the memory that there is. Almost no trial would run out of it.
+    # One peak in twenty would be read above the memory that there is. Fewer trials would run out of it.
     assert model.above_initialize(asked).high > model.available(asked)
-    assert model.probability_fits(asked, headroom=0.0) > 0.98
+    assert model.probability_fits(asked, headroom=0.0) > 0.96

@@ -6,14 +6,14 @@ from zerotune.trial_lib.search.sizes import memory_risk, worth_of_sweep
 
 
 def test_the_first_trial_risks_what_is_usual_and_a_search_without_failures_twice_that():
-    assert memory_risk(asked=0, ran_out=0, in_flight=0) == 0.05
-    assert memory_risk(asked=10, ran_out=0, in_flight=0) == 0.1
+    assert memory_risk(asked=0, ran_out=0, in_flight=0) == 0.02
+    assert memory_risk(asked=10, ran_out=0, in_flight=0) == 0.05
 
 
 def test_a_failure_has_to_be_earned_back_before_more_is_risked():
-    risks = [memory_risk(asked, ran_out=1, in_flight=0) for asked in range(40)]
-    assert risks[5] == 0.01
-    assert risks[-1] == 0.1
+    risks = [memory_risk(asked, ran_out=1, in_flight=0) for asked in range(60)]
+    assert risks[40] == 0.01
+    assert risks[-1] == 0.05
     assert risks == sorted(risks)
 
 
@@ -23,10 +23,10 @@ def test_a_trial_in_flight_may_run_out_too():
 
 def test_foreseen_memory_is_trusted_most_by_the_first_trials_where_a_larger_size_gains_most():
     risks = [memory_risk(asked, ran_out=0, in_flight=0, is_foreseen=True) for asked in range(20)]
-    assert risks[:4] == [0.1] * 4
+    assert risks[:4] == [0.05] * 4
     # They have spent the share of the next ones.
-    assert risks[4:13] == [0.05] * 9
-    assert risks[-1] == 0.1
+    assert risks[4:11] == [0.02] * 7
+    assert risks[-1] == 0.05
     assert memory_risk(asked=1, ran_out=1, in_flight=0, is_foreseen=True) == 0.01
 
 

@@ -11,7 +11,7 @@ def regression():
 
 
 def test_without_an_observation_the_prior_speaks():
-    prediction = regression().predict([[1, 3]], "a", scale=0.0)
+    prediction = regression().predict([[1, 3]], "a", scale=0.0, noise_share=0.0)
     assert prediction.mean == pytest.approx(4)
     assert prediction.deviation == pytest.approx(((1 + 9) * (0.25 + 0.01)) ** 0.5)
 
@@ -68,9 +68,10 @@ def test_a_bound_moves_what_was_expected_below_it_and_little_of_what_was_above()
 def test_a_bound_far_above_all_expectation_breaks_nothing():
     model = regression()
     model.observe_above([[1, 3]], "a", 0.1, bound=400.0, deviation=0.1)
-    prediction = model.predict([[1, 3]], "a", 0.1)
+    prediction = model.predict([[1, 3]], "a", 0.1, noise_share=0.0)
     assert prediction.mean == pytest.approx(400, rel=0.1)
-    assert 0 < prediction.deviation < regression().predict([[1, 3]], "a", 0.1).deviation
+    # The noise is a share of what is expected, and that is far more now.
+    assert 0 < prediction.deviation < 0.1 * 400
 
 
 def test_a_peak_is_the_larger_of_its_moments_and_teaches_of_that_one():
@@ -94,7 +95,7 @@ def test_a_peak_is_the_larger_of_its_moments_and_teaches_of_that_one():
 def test_the_larger_of_two_that_are_alike_is_expected_above_both():
     model = PeakRegression([Prior(1.0, (1.0, 1.0), (0.5, 0.5))], [0.0, 0.0])
     # Clark's equations: two independent sums of mean 1 and deviation 0.5.
-    both = model.predict([[1, 0], [0, 1]], "a", 0.0)
+    both = model.predict([[1, 0], [0, 1]], "a", 0.0, noise_share=0.0)
     assert both.mean == pytest.approx(1 + 0.5 / math.pi**0.5, rel=1e-6)
     assert both.deviation == pytest.approx(0.5 * (1 - 1 / math.pi) ** 0.5, rel=1e-6)
 

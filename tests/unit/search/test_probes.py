@@ -166,4 +166,5 @@ def test_the_arm_that_a_plan_puts_last_runs_among_the_first_trials():
     model = SimulatedModel(speed={0: 0.6, 1: 0.7, 2: 0.8, 3: 1.2})
     history = trials(drive(adaptive(problem(expected=plan), max_trials=10), model.run))
     first = next(place for place, (candidate, _) in enumerate(history) if candidate.zero_stage == 3)
-    assert first <= 7
+    # Sizes that are surer to fit cost the arms before it one trial more.
+    assert first <= 8
