@@ -127,7 +127,7 @@ _OPTIONS: list[Decorator] = [
     _MAX_MICRO_BATCH,
     _of_study("max_concurrent_trials", "-mct", "--max-concurrent-trials"),
     _of_study("metric", "-m", "--metric", more=_UNITS),
-    *map(_of_study, ("from_earlier", "foresee", "plan", "run_full_experiment")),
+    *map(_of_study, ("beside", "from_earlier", "foresee", "plan", "run_full_experiment")),
     _of_study("ray_address", "--ray"),
     *_WINDOW,
     _of_study("random_seed", "-r", "--random-seed"),
@@ -278,7 +278,7 @@ class TypedOrReadCommand(TypedCommand):
         return remaining
 
     def spread(self, args: list[str]) -> list[str]:
-        return spread_lists(args, [param for param in self.params if _is_number_list(param)])
+        return spread_lists(args, [param for param in self.params if _is_value_list(param)])
 
 
 class Commands(click.Group):
@@ -311,8 +311,7 @@ def line_of(command: click.Command) -> str:
 def spread_lists(words: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
     """Returns words with `-z 1 2` and `-z 1,2` written as `-z 1 -z 2`, which click understands.
 
-    The lists of Determined's `dsat` are separated by spaces. Only numbers are split at commas: a file's name may
-    contain one.
+    The lists of Determined's `dsat` are separated by spaces. A file's name may contain a comma, and is not split.
     """
     lists = {flag: param for param in params if getattr(param, "multiple", False) for flag in param.opts}
     spread: list[str] = []
@@ -320,13 +319,13 @@ def spread_lists(words: Sequence[str], params: Sequence[click.Parameter]) -> lis
     while remaining:
         word = remaining.pop(0)
         flag, is_joined, joined = word.partition("=")
-        if flag not in lists or (is_joined and not _is_number_list(lists[flag])):
+        if flag not in lists or (is_joined and not _is_value_list(lists[flag])):
             spread.append(word)
             continue
         values = [joined] if is_joined else []
         while not is_joined and remaining and _belongs(remaining[0], lists[flag]):
             values.append(remaining.pop(0))
-        if _is_number_list(lists[flag]):
+        if _is_value_list(lists[flag]):
             values = [part for value in values for part in value.split(",") if part]
         if not values:
             spread.append(word)
@@ -335,12 +334,14 @@ def spread_lists(words: Sequence[str], params: Sequence[click.Parameter]) -> lis
     return spread
 
 
-def _is_number_list(param: click.Parameter) -> bool:
-    return isinstance(param.type, click.types.IntParamType)
+def _is_value_list(param: click.Parameter) -> bool:
+    return isinstance(param.type, click.types.IntParamType | click.Choice)
 
 
 def _belongs(word: str, param: click.Parameter) -> bool:
-    return word.replace(",", "").isdigit() if _is_number_list(param) else not word.startswith("-")
+    if isinstance(param.type, click.Choice):
+        return set(word.split(",")) <= set(param.type.choices)
+    return word.replace(",", "").isdigit() if _is_value_list(param) else not word.startswith("-")
 
 
 # The parameters of a flow: the same fields, in Prefect's form and in a run.

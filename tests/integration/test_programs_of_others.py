@@ -32,6 +32,7 @@ TYPED: dict[str, Triple] = {
     "killed_above": (4, 8, 64),
     "split_batches": (4, 2, 16),
     "named_preset": (4, 2, 16),
+    "rlhf_flags": (4, 4, 32),
 }
 NEEDS = {
     "hydra_overrides": "hydra",
@@ -274,6 +275,18 @@ def test_flags_that_repeat_the_configuration_follow_each_candidate(desk: Desk) -
     assert number_behind(words, "--global-batch-size") == config["train_batch_size"] == 32
     assert number_behind(words, "--zero-stage") == config["zero_optimization"]["stage"]
     expect_trained_alike(tuned)
+
+
+@STUDY
+@pytest.mark.long
+def test_flags_of_training_are_told_from_those_of_rollouts(desk: Desk) -> None:
+    tuned = desk.at("rlhf_flags").tune()
+    expect_answered(tuned, TYPED["rlhf_flags"])
+    words, best = typed_words(tuned, "deepspeed"), engine_of_best(tuned)
+    assert number_behind(words, "--micro_train_batch_size") == best[0]
+    assert number_behind(words, "--train_batch_size") == best[2] == 32
+    assert number_behind(words, "--micro_rollout_batch_size") == 8
+    assert number_behind(words, "--rollout_batch_size") == 64
 
 
 @STUDY

@@ -34,6 +34,7 @@ from zerotune.trial_lib.rank.session import SweepSession
 
 size = SizeOrder(
     window=StepWindow(), memory_limit=None, arguments=[], overrides={}, with_profile=True, ends_at_unbuilt_ops=True,
+    turned={"engine:ddp": True},
     **{name: [str(scratch / name)] for name in ("logs", "measurements", "failures", "states", "engine_built")},
 )
 order = RankOrder(
@@ -74,6 +75,7 @@ LIBRARIES = (
     *("deepspeed", "deepspeed.ops.op_builder.builder", "deepspeed.runtime.zero.partition_parameters"),
     *("accelerate.accelerator", "transformers.trainer", "transformers.hf_argparser", "transformers.modeling_utils"),
     *("transformers.tokenization_utils_base", "peft.peft_model", "safetensors.torch"),
+    "lightning.pytorch.trainer.trainer",
     *("mlflow.tracking.fluent", "wandb", "torch.utils.tensorboard.writer", "tensorboardX.writer"),
     *("lightning.pytorch.cli", "pytorch_lightning.cli"),
 )

@@ -262,6 +262,24 @@ def accelerate_variables(variables: Mapping[str, str], config: Mapping[str, Any]
     return given
 
 
+def without_deepspeed(
+    variables: Mapping[str, str], kind: str, config: Mapping[str, Any], on_processor: bool
+) -> dict[str, str]:
+    """The variables of ranks whose program trains by `ddp` or `fsdp2`, in a configuration's precision and accumulation.
+
+    They are those that `accelerate launch` sets without DeepSpeed (accelerate/utils/launch.py).
+    """
+    kept = {name: value for name, value in variables.items() if name != "ACCELERATE_USE_DEEPSPEED"}
+    sections = {name: config.get(name) for name in ("bf16", "fp16")}
+    precision = [name for name, each in sections.items() if isinstance(each, Mapping) and each.get("enabled") is True]
+    kept |= {"ACCELERATE_MIXED_PRECISION": (*precision, "no")[0], ACCUMULATION_VARIABLE: str(config[ACCUMULATION])}
+    if on_processor:
+        kept["ACCELERATE_USE_CPU"] = "true"
+    if kind == "fsdp2":
+        kept |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
+    return kept
+
+
 def _without_plugin_fields(text: str) -> str:
     settings = yaml.safe_load(text)
     section = settings.get("deepspeed_config") or {}

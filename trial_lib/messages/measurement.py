@@ -115,15 +115,15 @@ def _follows(found: int, typed: int, growth: float) -> bool:
 TRACE = "trace"  # the phase of a trial in which its steps are traced
 STEP_PARTS = (
     *("compute", "gathering", "reducing", "exchanging", "update", "host_update", "transfers", "disk", "data"),
-    *("launches", "other"),
+    *("generation", "rewards", "launches", "other"),
 )
-"""The parts of a step. A plan names its parts alike; `other` is known only to a trace.
+"""The parts of a step. A plan names its parts alike; the last but `launches` are known only to a trace.
 
 `compute`: forward and backward passes. `gathering`: waiting for parameters. `reducing`: waiting for sums of gradients.
 `exchanging`: waiting for activations of other ranks. `update`: the optimizer on the device. `host_update`: the
 optimizer on the host. `transfers`: waiting for copies between host and device. `disk`: waiting for NVMe drives. `data`:
-waiting for a batch of a data loader. `launches`: the device waits for the host to issue work. `other`: the program does
-something else.
+waiting for a batch of a data loader. `generation`, `rewards`: the model generates texts that it trains on, and they are
+judged. `launches`: the device waits for the host to issue work. `other`: the program does something else.
 """
 
 

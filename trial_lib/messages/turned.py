@@ -19,6 +19,10 @@ FORESEEN = (CHECKPOINTING, ATTENTION, COMPILE)
 """The switches whose memory and time are foreseen. A compiled model runs as it is written, and its kernels are fused
 afterwards (`trial_lib/plan/step_time.py`)."""
 
+BESIDE = {"ddp": "engine:ddp", "fsdp2": "engine:fsdp2"}
+"""Trainings without DeepSpeed, by the switch with which a rank trains so. No search varies them: trials that confirm
+the winner measure them beside it."""
+
 # The module of torch that a rank imports to compile a model. It takes a second or two.
 COMPILER = "torch._inductor.compile_fx"
 
@@ -75,14 +79,24 @@ def is_turned(place: str) -> bool:
     return place in TURNED
 
 
+def is_by_rank(place: str) -> bool:
+    """Whether a rank sets a switch, and not the program's command."""
+    return is_turned(place) or place in BESIDE.values()
+
+
+def beside_kind(switches: Mapping[str, Any]) -> str:
+    """What takes DeepSpeed's place, as in `BESIDE`; empty if DeepSpeed trains."""
+    return next((kind for kind, place in BESIDE.items() if switches.get(place)), "")
+
+
 def turned_among(switches: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the switches that a rank has to turn. One whose value is None stays as it is in the program."""
-    return {place: value for place, value in switches.items() if is_turned(place) and value is not None}
+    return {place: value for place, value in switches.items() if is_by_rank(place) and value is not None}
 
 
 def in_command(switches: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the switches that have a place in the program's command."""
-    return {place: value for place, value in switches.items() if not is_turned(place)}
+    return {place: value for place, value in switches.items() if not is_by_rank(place)}
 
 
 def compiles(switches: Mapping[str, Any]) -> bool:

@@ -212,7 +212,8 @@ def _is_fusible(operation: Operation) -> bool:
 
 # The clocks of a step: the host issues, the device computes, links carry.
 
-PARTS = ("compute", "launches", *(part for part in STEP_PARTS if part not in ("compute", "launches", "other")))
+_OF_TRACES = ("generation", "rewards", "other")
+PARTS = ("compute", "launches", *(part for part in STEP_PARTS if part not in ("compute", "launches", *_OF_TRACES)))
 """The parts of a step. Beside `compute` and `update` they are waiting times of the device.
 
 `launches`: for the host to issue the next operation. `gathering`: for parameters. `reducing`: for gradients.

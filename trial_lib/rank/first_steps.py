@@ -113,7 +113,9 @@ def _part(parameter: Any) -> tuple[int, torch.Tensor] | None:
     # This rank's part of a parameter that is computed with, and where it begins; None if not in memory.
     partition = getattr(parameter, "ds_tensor", None)
     if partition is None:
-        return None if parameter.is_meta else (0, parameter.detach().reshape(-1))
+        # A part of FSDP2's would be gathered to be read.
+        is_out_of_reach = parameter.is_meta or hasattr(parameter, "to_local")
+        return None if is_out_of_reach else (0, parameter.detach().reshape(-1))
     if getattr(getattr(partition, "status", None), "name", "") != "AVAILABLE":
         return None
     start = torch.distributed.get_rank(parameter.ds_process_group) * partition.numel()
@@ -366,7 +368,8 @@ class FirstSteps:
         """Notes the gradients' norm if DeepSpeed does not: in 32 bits without ZeRO."""
         self._norm = None
         is_noted = hasattr(engine.optimizer, "_global_grad_norm") or tensor_parallel_size(engine) > 1
-        if not self._weighs or is_noted or len(self._norms) >= UPDATES:
+        is_too_late = getattr(engine, "clips_before_its_step", False)
+        if not self._weighs or is_noted or is_too_late or len(self._norms) >= UPDATES:
             return
         gradients = [each.grad for each in engine.module.parameters() if each.grad is not None]
         if gradients and not any(each.is_sparse for each in gradients):

@@ -44,6 +44,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import (
 )
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.turned import TRAINER_OPTIONS
+from zerotune.trial_lib.rank import without_deepspeed
 from zerotune.trial_lib.rank.engine_watch import Followers
 from zerotune.trial_lib.rank.patching import put, replace, when_imported
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
@@ -135,10 +136,10 @@ def _withdraw(config: DeepSpeedConfig, own: Mapping[str, Any], overrides: Mappin
             config.pop(key, None)
 
 
-def follow_in_accelerate(facts: ProgramFacts) -> None:
+def follow_in_accelerate(facts: ProgramFacts, needs_deepspeed: bool = True) -> None:
     """Makes Accelerate follow the trial, before the user's program runs."""
     when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
-    when_imported("accelerate.accelerator", functools.partial(_only_train, facts))
+    when_imported("accelerate.accelerator", functools.partial(_only_train, facts, needs_deepspeed))
 
 
 def adopt_in_accelerate() -> None:
@@ -177,14 +178,14 @@ def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:
     replace(module.DeepSpeedPlugin, "set_mixed_precision", set_mixed_precision)
 
 
-def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
+def _only_train(facts: ProgramFacts, needs_deepspeed: bool, module: ModuleType) -> None:
     _settle_roles(facts, module)
     accelerator_class: Any = module.Accelerator
 
     def prepare(original: Callable[..., Any], accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
-        if accelerator.deepspeed_plugin is None:
+        if accelerator.deepspeed_plugin is None and needs_deepspeed:
             _refuse_training_without_deepspeed(objects)
-        else:
+        elif accelerator.deepspeed_plugin is not None:
             import torch
 
             facts.found.batch.setdefault(ACCUMULATION, int(accelerator.gradient_accumulation_steps))
@@ -299,12 +300,19 @@ _OF_THE_LENGTH = ("scheduler.params.total_num_steps", "scheduler.params.warmup_n
 
 
 def install(
-    facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path, to_save: _ToSave, to_save_model: _ToSave
+    facts: ProgramFacts,
+    overrides: Mapping[str, Any],
+    scratch: Path,
+    to_save: _ToSave,
+    to_save_model: _ToSave,
+    beside: str = "",
+    observer: Any = None,
 ) -> None:
     """Makes transformers, Accelerate and PEFT follow the trial, before the program runs.
 
     `to_save` returns the folder that takes a tokenizer now, in place of the program's, or None if the program may not
-    save it. `to_save_model` does the same for a model.
+    save it. `to_save_model` does the same for a model. `beside` takes DeepSpeed's place, and is empty if DeepSpeed
+    trains. Its `observer` is the probe.
     """
     when_imported("accelerate.utils.deepspeed", functools.partial(_merge_into_configurations, facts, overrides))
     when_imported("transformers.integrations.deepspeed", functools.partial(_check_in_a_trial, facts, overrides))
@@ -318,7 +326,9 @@ def install(
     )
     when_imported("transformers.utils.hub", _upload_nothing)
     when_imported("peft.peft_model", lambda module: _save_where(to_save_model, module.PeftModel))
-    follow_in_accelerate(facts)
+    follow_in_accelerate(facts, needs_deepspeed=not beside)
+    if beside:
+        without_deepspeed.install(beside, overrides, observer)
 
 
 def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:

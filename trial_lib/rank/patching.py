@@ -388,4 +388,13 @@ REPLACED = (
         "mlflow.tracking.fluent: set_experiment start_run",
     ),
     _replaced("Weights & Biases", "It is off in a trial.", "wandb: init login"),
+    _replaced(
+        "torch and its frameworks",
+        "With --beside, in trials without DeepSpeed: its framework is told so, and the wrapped model is measured.",
+        "torch.nn.parallel.distributed: DistributedDataParallel.__init__",
+        "torch.optim.optimizer: Optimizer.__init__",
+        "torch.amp.grad_scaler: GradScaler.scale",
+        "accelerate.accelerator: Accelerator.__init__",
+        "lightning.pytorch.trainer.trainer: Trainer.__init__",
+    ),
 )

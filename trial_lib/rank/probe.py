@@ -314,6 +314,8 @@ class Probe:
     def _watch_engine(self, engine: Any, device: Device) -> None:
         asked = int(self._order.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
         watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
+        # What stands for an engine brings its own.
+        watch = getattr(engine, "watched_by", watch)
         self.facts.note(engine=in_force(engine))
         if self._order.is_typed_profile:
             self.facts.note_typed_engine(engine, self._order.varied_options)

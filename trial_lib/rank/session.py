@@ -31,7 +31,7 @@ from zerotune.trial_lib.messages.orders import (
     seconds_since,
     will_fit,
 )
-from zerotune.trial_lib.messages.turned import settings_of
+from zerotune.trial_lib.messages.turned import beside_kind, settings_of
 from zerotune.trial_lib.rank import (
     batch_source,
     early_finish,
@@ -172,7 +172,8 @@ class SweepSession:
         self.sandbox = Sandbox(order, self._rank)
         # Libraries and torch's functions
         files = self.sandbox.files
-        huggingface.install(facts, self._overrides, self._scratch, files.to_prepare, files.to_prepare_model)
+        to_save, beside = (files.to_prepare, files.to_prepare_model), beside_kind(self.size.turned)
+        huggingface.install(facts, self._overrides, self._scratch, *to_save, beside, self.probe)
         interception.install_zero_init(self._overrides, facts)
         torch_functions.install_loaders(lambda: settings_of("loader", self.size.turned))
         torch_functions.install_fused_adam(lambda: settings_of("optimizer", self.size.turned))

@@ -23,12 +23,14 @@ from zerotune.trial_lib.rank.rank_consensus import total
 # device's kernels decide, and the host's functions only when the device is idle. A transfer between devices counts only
 # while no kernel computes.
 
+# What the model does to train on it, with all its parts
+_WHOLE = ("generation", "rewards")
 # Of several functions that a thread is in, the first of these decides. A collective within an optimizer step is a wait.
-_ON_HOST = ("disk", "gathering", "reducing", "exchanging", "data", "host_update", "update", "compute")
+_ON_HOST = (*_WHOLE, "disk", "gathering", "reducing", "exchanging", "data", "host_update", "update", "compute")
 # Of several things that a device does, the first of these decides. Computation hides the rest.
-_ON_DEVICE = ("compute", "update", "gathering", "reducing", "exchanging", "transfers")
+_ON_DEVICE = (*_WHOLE, "compute", "update", "gathering", "reducing", "exchanging", "transfers")
 # What the host does while the device is idle. In all its other functions it issues work.
-_IDLE = ("disk", "data", "host_update")
+_IDLE = (*_WHOLE, "disk", "data", "host_update")
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,10 @@ def window_of(events: Sequence[TraceEvent], left_out: int) -> TracedWindow:
     thread = ends[-1].thread
     own = sorted((each for each in events if not each.on_device and each.thread == thread), key=_by_start)
     spans = _Host(own).spans()
-    updates = [each for each in own if each.name in (f"{PREFIX}update", f"{PREFIX}host_update")]
+    calls = {part: [each for each in own if each.name == f"{PREFIX}{part}"] for part in (*_WHOLE, "update")}
+    calls["update"] += [each for each in own if each.name == f"{PREFIX}host_update"]
     issuers = {each.number: each for each in events if not each.on_device and each.number}
-    spans += [span for each in events if each.on_device if (span := _on_device(each, issuers, updates)) is not None]
+    spans += [span for each in events if each.on_device if (span := _on_device(each, issuers, calls)) is not None]
     return TracedWindow(tuple(spans), ends[0].end, ends[-1].start, len(ends) - 1)
 
 
@@ -189,17 +192,20 @@ class _Host:
         return "exchanging" if part == "reducing" and _is_within(event, self._forward) else part
 
 
-def _on_device(event: TraceEvent, issuers: dict[int, TraceEvent], updates: Sequence[TraceEvent]) -> Span | None:
+def _on_device(event: TraceEvent, issuers: dict[int, TraceEvent], calls: dict[str, list[TraceEvent]]) -> Span | None:
     if event.is_annotation:
         # The profiler repeats annotations on the device.
         return None
-    if event.name.startswith(_NCCL):
+    issuer = issuers.get(event.issued_by)
+    issued = next((part for part, scopes in calls.items() if issuer is not None and _is_within(issuer, scopes)), "")
+    if issued in _WHOLE:
+        part = issued
+    elif event.name.startswith(_NCCL):
         part = collective_part(event.name)
     elif event.name.startswith(_COPIES):
         part = "transfers"
     else:
-        issuer = issuers.get(event.issued_by)
-        part = "update" if issuer is not None and _is_within(issuer, updates) else "compute"
+        part = issued or "compute"
     return Span(event.start, event.end, part, on_device=True)
 
 
@@ -237,6 +243,15 @@ _FUNCTIONS = (
         for name in names
     ),
 )
+# What a trainer of reinforcement learning does beside training
+_OF_LOOPS = (
+    ("transformers.generation.utils", "GenerationMixin", "generate", "generation"),
+    ("vllm", "LLM", "generate", "generation"),
+    *(
+        (f"trl.trainer.{name.lower()}_trainer", f"{name}Trainer", "_calculate_rewards", "rewards")
+        for name in ("GRPO", "RLOO")
+    ),
+)
 _CALLS = {"forward": "compute.forward", "backward": "compute.backward"}
 
 
@@ -247,7 +262,7 @@ def named_scopes(watch: EngineWatch) -> Iterator[None]:
     offloads = any(getattr(watch.engine.optimizer, name, False) for name in ("cpu_offload", "offload_optimizer"))
     step = "host_update" if offloads else "update"
     with contextlib.ExitStack() as undo:
-        for module, owner, name, scope in _FUNCTIONS:
+        for module, owner, name, scope in (*_FUNCTIONS, *_OF_LOOPS):
             # What is not loaded is not used.
             with contextlib.suppress(AttributeError):
                 _name(undo, getattr(sys.modules.get(module), owner), name, scope)

@@ -26,6 +26,8 @@ _WORDS = {
     "transfers": "waiting for copies between host and device",
     "disk": "waiting for NVMe drives",
     "data": "waiting for the data loader",
+    "generation": "generation",
+    "rewards": "the rewards",
     "launches": "waiting for the host to issue work",
     "other": "other work of the program",
 }
@@ -119,6 +121,8 @@ _ADVICE = {
     "transfers": "try pin_memory, or without offload if it fits.",
     "disk": "try pipeline_read and pipeline_write with a buffer_count of 8, or the CPU if the host has room.",
     "data": "try more workers of the data loader (num_workers), pinned memory, or cheaper preparation of samples.",
+    "generation": "try shorter completions, more prompts at once, or an engine of its own such as vLLM.",
+    "rewards": "try cheaper reward functions, or such as judge many completions at once.",
     "launches": "try a larger micro-batch, or torch.compile.",
     "other": "look at the code outside DeepSpeed's calls, such as logging, metrics or a loader of its own.",
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS
 from zerotune.trial_lib.deepspeed_config.layout import PROGRAM as PROGRAM
-from zerotune.trial_lib.messages.turned import FORESEEN, is_turned
+from zerotune.trial_lib.messages.turned import FORESEEN, is_by_rank
 
 SwitchValue = bool | int | float | str | None
 """The value of a switch. None leaves its place as typed. A boolean option is there or not, if it takes no value."""
@@ -71,7 +71,7 @@ def other_switches(settings: Mapping[str, Any], own: Mapping[str, Any]) -> tuple
 
 def is_foreseeable(place: str) -> bool:
     """Returns whether a foreseen run may show what another value of a switch changes."""
-    return place in FORESEEN if is_turned(place) else _OF_LIBRARIES.fullmatch(place) is None
+    return place in FORESEEN if is_by_rank(place) else _OF_LIBRARIES.fullmatch(place) is None
 
 
 def switch_key(settings: Mapping[str, Any], places: Collection[str] | None = None) -> tuple[tuple[str, str], ...]:
@@ -106,7 +106,7 @@ def shown_switch(place: str, value: SwitchValue) -> str:
     """Returns a switch as people read it, such as `--compile`, `no --compile` or `OMP_NUM_THREADS=2`."""
     if value is None:
         return f"{place} {AS_TYPED}"
-    if isinstance(value, bool) and (is_option(place) or is_turned(place)):
+    if isinstance(value, bool) and (is_option(place) or is_by_rank(place)):
         return place if value else f"no {place}"
     return f"{place}={text_of(value)}"
 

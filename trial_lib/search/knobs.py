@@ -10,7 +10,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
-from zerotune.trial_lib.messages.turned import is_turned, turned_word
+from zerotune.trial_lib.messages.turned import is_by_rank, turned_word
 from zerotune.trial_lib.records.switches import PROGRAM, is_option, is_switch, place_of, shown_switch, switches_of
 
 ZeroStage = Literal[0, 1, 2, 3]
@@ -275,7 +275,7 @@ def coarse_word(path: str, value: Any) -> str:
 
 def switch_word(place: str, value: Any) -> str:
     """Returns the word for a program's switch in names. It is empty for one that is as typed, or an option left out."""
-    if is_turned(place):
+    if is_by_rank(place):
         return turned_word(place, value)
     if value is None or (value is False and is_option(place)):
         return ""

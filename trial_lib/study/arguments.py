@@ -47,6 +47,8 @@ class StudyArguments(FrozenRecord):
         end_profile_step: measure at least up to this optimizer step. More are measured while their times vary.
         random_seed: draw all random choices of the search from this seed.
         max_search_runner_restarts: restart a search that failed at most this often, from where it stopped.
+        beside: measure the same training without DeepSpeed too, by ddp or fsdp2, and compare it with the winner. It is
+            for programs in which Accelerate, the Hugging Face Trainer or Lightning turns DeepSpeed on.
         include: add files or folders that the code imports from outside the model directory.
         from_earlier: start from the results of earlier studies of this experiment in this folder. The known winner is
             confirmed. The search runs again only if the code, the versions, the hardware or the throughput has changed.
@@ -82,6 +84,7 @@ class StudyArguments(FrozenRecord):
     end_profile_step: PositiveInt = 5
     random_seed: int = 42
     max_search_runner_restarts: NonNegativeInt = 5
+    beside: tuple[Literal["ddp", "fsdp2"], ...] = ()
     include: tuple[Path, ...] = ()
     from_earlier: bool = False
     foresee: bool = False
@@ -114,6 +117,8 @@ class StudyArguments(FrozenRecord):
         if self.from_earlier and not METHODS[self.method].confirms_winner:
             command = self.method.replace("_", "-")
             raise ValueError(f"--from-earlier is for methods that confirm a winner, not for {command}")
+        if self.beside and not METHODS[self.method].confirms_winner:
+            raise ValueError(f"--beside is for methods that confirm a winner, not for {self.method.replace('_', '-')}")
         if self.plan is not None and not METHODS[self.method].has_catalogue:
             able = " and ".join(method.name for method in METHODS.values() if method.has_catalogue)
             raise ValueError(f"--plan is for the method {able}, not for {self.method}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from zerotune.trial_lib.launch.trial import TrialPlan
@@ -15,6 +16,7 @@ from zerotune.trial_lib.search.knobs import STAGE, get_knob
 from zerotune.trial_lib.search.methods import METHODS
 from zerotune.trial_lib.search.zero_settings import ZeroSettings
 from zerotune.trial_lib.study.arguments import INSTEAD, MINUTES_OVER
+from zerotune.trial_lib.study.beside import besides_of, with_ways
 from zerotune.trial_lib.study.confirmation import (
     Confirmation,
     Contender,
@@ -132,7 +134,9 @@ def _confirmation(
     varies = program is not None and program.longest_sequence is not None
     across = None if program is None else program.across_rows
     of_study = (search_seconds, submitted, formats, setup.free_switches)
-    confirmation = Confirmation(own, ranked, driver.metric, *of_study, data_vary=varies, across=across)
+    kinds, base = setup.arguments.beside, driver.known.base_config
+    beside = partial(besides_of, kinds, base_config=base)
+    confirmation = Confirmation(own, ranked, driver.metric, *of_study, data_vary=varies, across=across, beside=beside)
     first = _first_of_search(driver)
     for result in state.of_purpose(Purpose.CONFIRM):
         if is_known is (first is None or result.number < first):
@@ -170,8 +174,7 @@ def _next_plan(driver: StudyDriver, measuring: Confirmation | Reduction | None) 
     plan = driver.plan_again(Purpose.CONFIRM, measuring.next)
     plan = measuring.data.in_round(plan, driver.setup.arguments.random_seed, measuring.begun)
     same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
-    is_contender = isinstance(measuring, Confirmation) and measuring.rounding is None
-    traces = is_contender and all(result.traced is None for result in same)
+    traces = measuring.traces and all(result.traced is None for result in same)
     return replace(plan, traces=traces, rounding=measuring.rounding)
 
 
@@ -219,6 +222,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     winner = finding.winner
     if winner is None or winner.number is None:
         return None
+    finding = with_ways(finding, driver.setup, None if driver.state.profile is None else driver.state.profile.program)
     best = replace(driver.state.results[winner.number], metrics=winner.metrics)
     model = None if driver.state.profile is None else driver.state.profile.profile
     said = {

@@ -20,25 +20,29 @@ clearly less of their memory.
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import adds_up_in_32_bits
 from zerotune.trial_lib.launch.device_watch import device_notes
 from zerotune.trial_lib.messages.measurement import TRACE, AcrossRows
 from zerotune.trial_lib.messages.statistics import Ratio, chance_to_tell, mean_rate, ratios_to, rounds_to_tell
+from zerotune.trial_lib.messages.turned import beside_kind
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.records.switches import other_switches
 from zerotune.trial_lib.records.units import name_of
 from zerotune.trial_lib.study.data_window import DataWindow
 from zerotune.trial_lib.study.finding import (
+    BEST_WITH_DEEPSPEED,
     MOST_FORESEEN,
     ConfirmationVerdict,
     Confirmed,
     Estimate,
     Finding,
+    PlainTraining,
     learning_rate_advice,
     micro_batch_advice,
 )
@@ -116,8 +120,8 @@ _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
 _RATES = ("throughput", "FLOPS_per_gpu", "mfu", "tokens_per_second")
 _WINS = ("faster", "uncompared")
-# Outcomes that follow from the size, and not from chance.
-_NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
+# Outcomes that follow from the configuration, and not from chance.
+_NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA, Outcome.INVALID)
 
 
 class Confirmation:
@@ -138,6 +142,7 @@ class Confirmation:
         free: Collection[str] = (),
         data_vary: bool = False,
         across: AcrossRows | None = None,
+        beside: Callable[[Contender, Contender | None], list[Contender]] = lambda leader, own: [],
     ) -> None:
         self._own = own
         self._submitted = submitted if own is None else own.candidate
@@ -160,6 +165,9 @@ class Confirmation:
         self.begun = -1  # the round that is being measured, from 0 on, over all heats
         self.data, self._data_vary = DataWindow(), data_vary
         self.later: list[TrialResult] = []  # the results that it was told after its end
+        # The same training without DeepSpeed, given the best candidate and the user's configuration. It is no candidate
+        # of this heat, and is measured in its rounds.
+        self._beside_of, self._beside = beside, list[Contender]()
         self._next_heat()
 
     @property
@@ -176,6 +184,11 @@ class Confirmation:
     def rounding(self) -> float | None:
         """As `ProbeSettings` has it, for the next trial."""
         return self._queue[0].rounding if self._queue else None
+
+    @property
+    def traces(self) -> bool:
+        """Whether the next trial may be traced: that of a contender, in which DeepSpeed trains."""
+        return bool(self._queue) and self._queue[0].rounding is None and self._queue[0] not in self._beside
 
     @property
     def rounds(self) -> int:
@@ -224,7 +237,7 @@ class Confirmation:
         self._results.setdefault(contender.key, []).append(result)
         if not self._is_measured(result):
             self._out[contender.key] = ("failed", result.reason or f"Its trial {result.number:04d} measured nothing.")
-        if result.outcome is Outcome.OUT_OF_MEMORY:
+        if result.outcome is Outcome.OUT_OF_MEMORY and contender not in self._beside:
             self._too_full = min(self._too_full, _filled(contender.reading))
         if not self._queue:
             self._end_round()
@@ -239,7 +252,7 @@ class Confirmation:
         is_complete = all(one.rounding is not None for one in self._queue)
         if self.next is None or self._round + is_complete < _FEWEST_ROUNDS:
             return
-        for contender in () if is_complete else self._with_own(self._live):
+        for contender in () if is_complete else self._measured_now:
             if contender not in self._queue:
                 self._results[contender.key].pop()
         self._round += is_complete
@@ -253,6 +266,7 @@ class Confirmation:
         self._queue: list[Contender] = []
         self._round = 0
         self._candidates: list[Contender] = []
+        self._beside = []
         if not self._left or self._heats == _MOST_HEATS:
             return
         self._heats += 1
@@ -264,7 +278,7 @@ class Confirmation:
         near = [one for one in ranked[:_MOST_CANDIDATES] if abs(one.worth(self._metric) - best) <= _NEAR * best]
         while len(near) > 1 and _LOOKS[0] * self._cost(near) > self.share_s:
             near.pop()
-        self._candidates = near
+        self._candidates, self._beside = near, self._beside_of(near[0], self._own)
         self._tried += near
         chosen = {one.key for one in near}
         self._left = [one for one in self._left if one.key not in chosen]
@@ -292,13 +306,14 @@ class Confirmation:
 
     def _cost(self, candidates: Sequence[Contender]) -> float:
         # The seconds of a round. A swept reading did not pay for its start, and the user's reading did.
-        seconds = [_seconds(one.reading) + self.data.more_seconds(one.reading) for one in self._with_own(candidates)]
+        measured = [*self._with_own(candidates), *self._beside]
+        seconds = [_seconds(one.reading) + self.data.more_seconds(one.reading) for one in measured]
         own = _seconds(self._own.reading) if self._own is not None else 0.0
         return sum(max(own, each) for each in seconds)
 
     def _begin_round(self) -> None:
         self.begun += 1
-        members = self._with_own(self._live)
+        members = self._measured_now
         first = self._round % len(members)
         self._queue = members[first:] + members[:first]
         own = self._living_own
@@ -356,7 +371,7 @@ class Confirmation:
         others = len(self._looks) - 1
         of_first = _OF_FIRST_LOOK if others else 1.0
         share = of_first if self._round == _LEAST_ROUNDS else (1.0 - of_first) / max(1, others)
-        return share * ERROR / len(self._candidates)
+        return share * ERROR / (len(self._candidates) + len(self._beside))
 
     # -- contenders --------------------------------------------------------------------------------------------
 
@@ -367,6 +382,11 @@ class Confirmation:
     @property
     def _live(self) -> list[Contender]:
         return [contender for contender in self._candidates if contender.key not in self._out]
+
+    @property
+    def _measured_now(self) -> list[Contender]:
+        # What a round measures
+        return [*self._with_own(self._live), *(one for one in self._beside if one.key not in self._out)]
 
     def _with_own(self, candidates: Sequence[Contender]) -> list[Contender]:
         return [*candidates] if self._living_own is None else [self._living_own, *candidates]
@@ -383,13 +403,16 @@ class Confirmation:
     def _gains(self) -> dict[str, Ratio]:
         # By the complete rounds of this heat.
         assert self._living_own is not None
-        kept = {one.key: self._results[one.key][-self._round :] for one in self._with_own(self._live)}
+        return self._ratios(self._living_own, self._live)
+
+    def _ratios(self, base: Contender, others: Sequence[Contender]) -> dict[str, Ratio]:
+        kept = {one.key: self._results[one.key][-self._round :] for one in (base, *others)}
         power = -1 if SEARCH_METRICS[self._metric].smaller_is_better else 1
         rounds = [
             {key: results[place].metrics[self._metric] ** power for key, results in kept.items()}
             for place in range(self._round)
         ]
-        return ratios_to(self._living_own.key, rounds, self._error)
+        return ratios_to(base.key, rounds, self._error)
 
     def _agreement(self, contender: Contender) -> LossAgreement:
         own = self._living_own
@@ -414,8 +437,18 @@ class Confirmation:
         losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
         skipped = [each.skipped_steps for each in results]
         updates = [FirstUpdates.of(each) for each in results]
+        traced = None if self._own is None else self._own.reading.traced
+        generates = traced is not None and traced.parts.get("generation", 0.0) > 0.0
         return LossCourse(
-            contender.candidate, contender.config, losses, weights, self._formats, skipped, self._free, updates
+            contender.candidate,
+            contender.config,
+            losses,
+            weights,
+            self._formats,
+            skipped,
+            self._free,
+            updates,
+            generates,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -442,6 +475,7 @@ class Confirmation:
             own=own_confirmed,
             candidates=tuple(one for one, _ in confirmed),
             winner=winner,
+            beside=tuple(map(partial(self._beside_the, self._fastest(gains) or chosen or own, winner), self._beside)),
             of_data=self.data.note(self._trials_of(own)[-self._round :]) if own is not None and self._round else "",
             on_devices=tuple(device_notes([result for results in self._results.values() for result in results])),
             advice=""
@@ -474,6 +508,24 @@ class Confirmation:
                 "is_compared": agreement is None or agreement.is_compared or not agreement.sentence,
             }
         )
+
+    def _fastest(self, gains: Mapping[str, Ratio]) -> Contender | None:
+        # Whether it surely is faster than the user's configuration or only seems to be; None if nothing seems to be
+        fastest = max(gains, key=lambda key: gains[key].value, default="")
+        return next((one for one in self._live if one.key == fastest and gains[fastest].value > 1.0), None)
+
+    def _beside_the(self, best: Contender | None, winner: Confirmed | None, one: Contender) -> PlainTraining:
+        # The training without DeepSpeed, compared with the best configuration with it
+        found, gain = self._confirmed(one), None
+        name = "" if best is None else name_of(best.candidate)
+        is_winner = winner is None or winner.name == name
+        than = BEST_WITH_DEEPSPEED if is_winner else f"{name}, which seems the best with DeepSpeed"
+        if found.verdict != "failed" and self._round >= _FEWEST_ROUNDS:
+            if not self._agreement(one).agrees:
+                found = found.model_copy(update={"verdict": "disagrees"})
+            if best is not None and best.key not in self._out:
+                gain = _estimate(self._ratios(best, [one])[one.key])
+        return PlainTraining(kind=beside_kind(one.candidate.switches), measured=found, gain=gain, than=than)
 
     def _rank(self, confirmed: Confirmed) -> tuple[bool, float]:
         if confirmed.verdict in ("failed", "disagrees"):

@@ -83,6 +83,55 @@ class Worth(FrozenRecord):
         return Estimate(value=1 / share.value, low=1 / share.high, high=1 / share.low)
 
 
+BEST_WITH_DEEPSPEED = "the best DeepSpeed configuration"
+_WITHOUT_DEEPSPEED = {"ddp": "plain DDP", "fsdp2": "FSDP2"}
+
+
+class PlainTraining(FrozenRecord):
+    """The same training without DeepSpeed, measured in the rounds of the confirmation."""
+
+    kind: Literal["ddp", "fsdp2"]
+    measured: Confirmed  # its verdict is `uncompared`, `disagrees` or `failed`
+    # How many times faster it is than the best configuration with DeepSpeed. None if it was not measured.
+    gain: Estimate | None = None
+    than: str = BEST_WITH_DEEPSPEED  # what it is compared with
+    way: str = ""  # what to change in order to train so, as a clause. Empty if unknown.
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it surely is, and trains alike as far as was seen."""
+        return self.measured.verdict != "disagrees" and self.gain is not None and self.gain.low > 1.0
+
+    @property
+    def comparison(self) -> str:
+        """How fast it is, as a clause. Empty if it was not measured."""
+        if self.gain is None:
+            return ""
+        value, ends = f"{self.gain.value:.2f}", f"({self.gain.low:.2f} to {self.gain.high:.2f})"
+        name = _WITHOUT_DEEPSPEED[self.kind]
+        if self.gain.low > 1.0:
+            return f"{name} is {value}x faster than {self.than} {ends}"
+        if self.gain.high < 1.0:
+            return f"{name} has {value} of the speed of {self.than} {ends}"
+        return f"{name} is not surely faster or slower than {self.than}: {value}x {ends}"
+
+    @property
+    def line(self) -> str:
+        """It as a note on the answer."""
+        of_batch = self.measured.name.partition(", ")[2]
+        if self.gain is None:
+            reason = as_sentence(without_log(self.measured.reason)) or "The rounds were too few."
+            return f"{_first_up(_WITHOUT_DEEPSPEED[self.kind])}, {of_batch}, was not measured. {reason}"
+        losses = f" {_first_up(self.measured.losses)}." if self.measured.losses else ""
+        other = " So it is another training." if self.measured.verdict == "disagrees" else ""
+        way = f" To train so: {self.way}." if self.way else ""
+        return f"{_first_up(self.comparison)}, with {of_batch}.{losses}{other}{way}"
+
+
+def _first_up(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 class Finding(FrozenRecord):
     """The result of a study's last step."""
 
@@ -112,10 +161,17 @@ class Finding(FrozenRecord):
     worths: tuple[Worth, ...] = ()
     weighed_in: int = 0  # trials, beside the rounds
     unweighed: str = ""  # why not everything was tried. Empty if it was.
+    beside: tuple[PlainTraining, ...] = ()  # the training without DeepSpeed, if the user has asked for it
+    without: str = ""  # how to learn whether it is faster without DeepSpeed. Empty if DeepSpeed cannot be left out.
 
     @property
     def sentence(self) -> str:
         """The answer in one line."""
+        faster = max((one for one in self.beside if one.is_faster), key=_gain_of, default=None)
+        return self._of_deepspeed if faster is None else f"{self._of_deepspeed} {_first_up(faster.comparison)}."
+
+    @property
+    def _of_deepspeed(self) -> str:
         if self.winner is None:
             is_own = self.own is not None and self.own.verdict == "own"
             return NONE_CONFIRMED.format(len(self.candidates)) if is_own else NOTHING_CONFIRMED
@@ -170,12 +226,13 @@ class Finding(FrozenRecord):
             )
         if self.winner is not None and self.winner.clock_gain is not None:
             lines.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
+        lines += [one.line for one in self.beside]
         lines += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
-            lines.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
+            lines.append(f"{_first_up(self.winner.losses)}.")
         lines += [*self._of_worths(), *self.on_devices]
         of_answer = (self.of_data, self._tokens, self.published, self.left_unmeasured, self.in_code, self.advice)
-        return [*lines, *filter(None, (*of_answer, self.freeing, self.others)), *self.left_out]
+        return [*lines, *filter(None, (*of_answer, self.freeing, self.others, self.without)), *self.left_out]
 
     def _of_worths(self) -> Iterator[str]:
         if self.weighed_in:
@@ -204,6 +261,10 @@ class Finding(FrozenRecord):
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> "Finding":
         return cls.model_validate({name: value for name, value in document.items() if name in cls.model_fields})
+
+
+def _gain_of(beside: PlainTraining) -> float:
+    return 0.0 if beside.gain is None else beside.gain.value
 
 
 def _about(candidate: Confirmed) -> str:

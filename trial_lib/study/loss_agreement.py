@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from zerotune.trial_lib.messages.turned import beside_kind
 from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
 from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.records.switches import switches_of
@@ -69,6 +70,7 @@ class LossCourse:
     skipped: Sequence[Sequence[int]] = ()  # of each repeat, the steps that changed no weight, from 1 on
     free: Collection[str] = ()  # places of the program's switches that may change the training, as the user says
     updates: Sequence[FirstUpdates] = ()  # of each repeat
+    generates: bool = False  # whether the program trains on what its model generates, and so on samples of its own
 
     def first(self, steps: int) -> "_Steps":
         return [[repeat[step] for repeat in self.losses] for step in range(steps)]
@@ -166,7 +168,7 @@ def compare(own: LossCourse, other: LossCourse, again: tuple[TrialResult, TrialR
     if not _start_alike((*own.weights, *other.weights)):
         return _from_other_weights(own, other, tolerance, *drawn)
     # Step by step, as they are and without the program's own factor.
-    factors = list(dict.fromkeys((1.0, _factor(_steps_ratio(own, other), theirs[0], ours[0]))))
+    factors = list(dict.fromkeys((1.0, _factor(_step_ratios(own, other), theirs[0], ours[0]))))
     apart = [_first_apart(_times(theirs, factor), ours, tolerance) for factor in factors]
     if None in apart:
         factor = factors[apart.index(None)]
@@ -178,7 +180,7 @@ def compare(own: LossCourse, other: LossCourse, again: tuple[TrialResult, TrialR
             return _sized(own, other, _agree(f"{sentence} agree as far as their noise shows", factor))
         return _differ(f"{sentence} do not agree")
     # Other random numbers: the means, with their noise.
-    is_cut_alike = cuts_alike(own.candidate, other.candidate)
+    is_cut_alike = cuts_alike(own.candidate, other.candidate) and not own.generates
     for factor in factors if not is_cut_alike else ():
         expected = _times(drawn[0], factor)
         if _means_agree(expected, drawn[1], tolerance) and (factor == 1.0 or _step_agrees(expected, drawn[1])):
@@ -227,6 +229,9 @@ def _weighed(
     factor: float,
 ) -> LossAgreement:
     # Adds the judgement of gradients and weights to losses that agree.
+    if own.generates:
+        sentence = f"{agreed.sentence}; each trains on what it generates, so of the change of the weights only the size"
+        return _sized(own, other, agreed.model_copy(update={"sentence": f"{sentence} was compared"}))
     pair = None if again is None else (FirstUpdates.of(again[0]), FirstUpdates.of(again[1]))
     cut_factor = None if again is None else _cut_factor(again, own, other)
     found = judge(own.updates, other.updates, pair, roundoff(other.config, other.formats), factor, cut_factor)
@@ -244,8 +249,8 @@ def _cut_factor(again: tuple[TrialResult, TrialResult], own: LossCourse, other: 
         return None
     first, sizes = [each.losses[:1] for each in again], [each.micro_batch_arrived or 0 for each in again]
     # It may be cut in a third way.
-    ratio = sizes[0] / sizes[1] if all(sizes) else _steps_ratio(own, other)
-    return _factor(ratio, *first) if all(first) else 1.0
+    ratios = [sizes[0] / sizes[1]] if all(sizes) else _step_ratios(own, other)
+    return _factor(ratios, *first) if all(first) else 1.0
 
 
 def _power(own: LossCourse, other: LossCourse, found: WeightVerdict) -> str:
@@ -278,7 +283,7 @@ def _sized(own: LossCourse, other: LossCourse, agreed: LossAgreement) -> LossAgr
 def _from_other_weights(
     own: LossCourse, other: LossCourse, tolerance: _Tolerance, theirs: _Steps, ours: _Steps
 ) -> LossAgreement:
-    factor = _factor(_steps_ratio(own, other), theirs[0], ours[0])
+    factor = _factor(_step_ratios(own, other), theirs[0], ours[0])
     expected = _times(theirs, factor)
     gap = abs(fmean(expected[0]) - fmean(ours[0]))
     faster = max(_learnt(expected), _learnt(ours)) / 2.0
@@ -321,14 +326,16 @@ def _start_alike(weights: Sequence[Sequence[float]]) -> bool:
     return all(abs(value - first) <= _SAME_WEIGHTS * math.sqrt(max(square, first_square)) for value, square in weights)
 
 
-def _steps_ratio(own: LossCourse, other: LossCourse) -> float:
-    return other.candidate.gradient_accumulation_steps / own.candidate.gradient_accumulation_steps
+def _step_ratios(own: LossCourse, other: LossCourse) -> list[float]:
+    steps = [one.candidate.gradient_accumulation_steps for one in (other, own)]
+    # Lightning and DeepSpeed both divide by the accumulation. Without DeepSpeed one of them does.
+    return [steps[0] / steps[1], *(steps if beside_kind(other.candidate.switches) else ())]
 
 
-def _factor(ratio: float, theirs: Sequence[float], ours: Sequence[float]) -> float:
-    # The factor by which the program's losses change with the accumulation, in such a ratio, from step 1.
+def _factor(ratios: Sequence[float], theirs: Sequence[float], ours: Sequence[float]) -> float:
+    # The factor by which the program's losses change with the accumulation, in one of these ratios, from step 1.
     wanted, found = fmean(theirs), fmean(ours)
-    factors = [ratio**power for power in _POWERS]
+    factors = [ratio**power for ratio in ratios for power in _POWERS]
     return min(factors, key=lambda factor: abs(factor * wanted - found) / max(abs(factor * wanted), abs(found), 1e-300))
 
 

@@ -23,6 +23,7 @@ from zerotune.trial_lib.records.folders import (
     work_dir_of,
 )
 from zerotune.trial_lib.study.arguments import INSTEAD, StudyArguments
+from zerotune.trial_lib.study.beside import require_a_switch, require_found_switch
 from zerotune.trial_lib.study.config_refused import ConfigCheck
 from zerotune.trial_lib.study.confirm import answer_of, headline_of, reason_of, since_last_study
 from zerotune.trial_lib.study.driver import StudyDriver
@@ -83,6 +84,8 @@ class OpenStudy(OpenRun[StudyRecord, StudyPaths]):
         self.driver.advice.tell_plan(has_search=self.driver.search is not None)
         file = self.driver.setup.arguments.config_path
         require_switchable(self.record.switches, self.driver.known.found, file)
+        if self.driver.setup.arguments.beside:
+            require_found_switch(self.driver.known.found)
         require_sizes(self.driver.known.switches, self.driver.known.layouts, named_in(file))
         if self.record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
@@ -159,6 +162,8 @@ def plan_study(
 ) -> PlannedStudy:
     """Checks a new study as `new_setup` does, and the plan that it begins with."""
     setup = new_setup(arguments, work_dir, tell, check)
+    if arguments.beside:
+        require_a_switch(setup.experiment)
     given, submitted = arguments.plan, setup.experiment.ds_config
     plan = None if given is None else read_given_plan(given, setup.host, setup.slots, submitted, arguments.zero_stages)
     return PlannedStudy(setup, fingerprint_of(setup), plan)

@@ -43,7 +43,7 @@ _NAMES = {
     ACCUMULATION: (r"(accum\w*_(steps|grad)|grad\w*_accum)", r"(accum|(^|[-_])gas($|[-_]))"),
     STAGE: (r"^zero_?(optimization_)?stage$", r"^((ds|deepspeed)_)?(stage|zero)$"),
 }
-_NOT_TRAINED = re.compile(r"eval|valid|test|infer|predict|pred|global|total|num_batches", re.IGNORECASE)
+_NOT_TRAINED = re.compile(r"eval|valid|test|infer|pred|rollout|generat|global|total|num_batches", re.IGNORECASE)
 # A configuration of DeepSpeed's has one of these at its top.
 _OF_DEEPSPEED = ("zero_optimization", MICRO_BATCH)
 # Accelerate's names of settings in its own file, in the section `deepspeed_config`, and as options of its launcher.

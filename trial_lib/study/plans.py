@@ -21,6 +21,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import (
     with_open_batch,
 )
 from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.accelerate import without_deepspeed
 from zerotune.trial_lib.inputs.config import ExperimentConfig, Hyperparameters, Length
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.launch.trial import TrialPlan
@@ -28,7 +29,7 @@ from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.measurement import Arrival, ModelProfile
 from zerotune.trial_lib.messages.orders import StepWindow, TrainingSpec
 from zerotune.trial_lib.messages.secrets import redact
-from zerotune.trial_lib.messages.turned import compiles, turned_among
+from zerotune.trial_lib.messages.turned import beside_kind, compiles, turned_among
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import FullExperimentPaths, TrialPaths
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
@@ -163,10 +164,14 @@ class TrialPlans:
         may_be_refused: bool = False,
     ) -> dict[str, Any]:
         experiment, config = self._setup.experiment, deepspeed_part(settings)
+        environment, beside = self._setup.environment, beside_kind(switches or {})
+        if beside:
+            on_processor = kind_of(self._setup.device).computes_on_the_processor
+            environment = without_deepspeed(environment, beside, config, on_processor)
         program_with = partial(
             program_of,
             experiment,
-            self._setup.environment,
+            environment,
             paths.ds_config,
             known.in_words(config),
             paths.training_spec,

@@ -129,10 +129,8 @@ class Reduction:
         """None when the reduction is over."""
         return self._queue[0].candidate if self._queue else None
 
-    @property
-    def rounding(self) -> None:
-        """As `Confirmation` has it. No trial of these rounds in other ways."""
-        return None
+    # As `Confirmation` has them. No trial of these rounds in other ways, and the whole winner was traced.
+    rounding, traces = None, False
 
     @property
     def _left(self) -> _Measured | None:

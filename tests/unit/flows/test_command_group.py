@@ -158,6 +158,8 @@ def test_words_ahead_of_the_dashes_are_no_part_of_the_command() -> None:
         ("a.yaml m -z", "a.yaml m -z"),
         ("a.yaml m -z --json", "a.yaml m -z --json"),
         ("a.yaml m -z 1,x", "a.yaml m -z 1,x"),
+        ("--beside ddp,fsdp2 a.yaml m", "--beside ddp --beside fsdp2 a.yaml m"),
+        ("--beside=ddp a.yaml m", "--beside ddp a.yaml m"),
     ],
 )
 def test_a_list_is_written_as_one_option_for_each_value(typed: str, parsed: str) -> None:

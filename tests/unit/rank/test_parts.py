@@ -119,6 +119,26 @@ def test_kernels_that_the_optimizer_issued_are_its_update():
     ) == {"compute": 3, "update": 2, "gathering": 2, "launches": 1, "other": 2}
 
 
+def test_generation_and_rewards_are_whole_whatever_they_do_within():
+    scopes = {"generation": (S, 5 * S), "rewards": (5 * S, 7 * S)}
+    on_host = [
+        TraceEvent(f"{PREFIX}{part}", start, end, thread=1, is_annotation=True) for part, (start, end) in scopes.items()
+    ]
+    work = (
+        TraceEvent("aten::mm", 2 * S, 3 * S, thread=1, number=7),
+        TraceEvent("c10d::_allgather_base_", 3 * S, 4 * S, thread=1),
+        TraceEvent("aten::mm", 7 * S, 9 * S, thread=1, number=8),
+    )
+    cpu = {"generation": 4, "rewards": 2, "compute": 2, "other": 2}
+    assert events_to_parts(end_of_step(0), *on_host, *work, end_of_step(10 * S)) == cpu
+    kernels = (
+        TraceEvent("gemm", 2 * S, 3 * S, on_device=True, issued_by=7),
+        TraceEvent("gemm", 8 * S, 9 * S, on_device=True, issued_by=8),
+    )
+    gpu = {"generation": 4, "rewards": 2, "compute": 1, "launches": 1, "other": 2}
+    assert events_to_parts(end_of_step(0), *on_host, *work, *kernels, end_of_step(10 * S)) == gpu
+
+
 def test_a_trace_without_a_step_is_refused():
     with pytest.raises(ValueError, match="no complete step"):
         window_of([end_of_step(0)], 0)

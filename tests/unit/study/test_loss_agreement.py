@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from zerotune.trial_lib.messages.measurement import WeightChange
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.study.loss_agreement import LossAgreement, LossCourse, changes_of_mathematics, compare
+from zerotune.trial_lib.study.weight_changes import FirstUpdates
 
 COURSE = [5.67, 5.62, 5.60, 5.53, 4.95, 4.72, 4.18]
 
@@ -313,3 +315,20 @@ def test_a_switch_that_may_change_the_training_as_the_user_says_is_not_compared(
         is_compared=False, agrees=True, sentence="the losses were not compared with yours: --dropout changes them"
     )
     assert not compare(own, replace(changed, config=mine, free=("--dropout",))).agrees
+
+
+@pytest.mark.parametrize(("size", "alike"), [(1.5, True), (4.0, False)])
+def test_a_program_that_trains_on_what_it_generates_is_compared_by_the_size_of_its_steps(
+    size: float, alike: bool
+) -> None:
+    """Its completions are other ones with another micro-batch, whatever the prompts are."""
+    changes = [WeightChange(updates=3, modules=[""], sums=[row]) for row in ([1.0, 0.0], [0.0, size])]
+    sizes = (Candidate(micro_batch_size=2, gradient_accumulation_steps=each, data_parallel_size=1) for each in (8, 8))
+    own, other = (
+        LossCourse(candidate, {}, [losses], updates=[FirstUpdates(change=change)], generates=True)
+        for candidate, losses, change in zip(sizes, ([0.1, -0.2, 0.1], [0.1, 0.1, -0.1]), changes, strict=True)
+    )
+    assert not compare(replace(own, generates=False), other).agrees
+    agreement = compare(own, other)
+    assert agreement.agrees is alike
+    assert "each trains on what it generates, so of the change of the weights only the size" in agreement.sentence
