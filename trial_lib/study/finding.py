@@ -118,7 +118,8 @@ class PlainTraining(FrozenRecord):
     @property
     def line(self) -> str:
         """It as a note on the answer."""
-        of_batch = self.measured.name.partition(", ")[2]
+        # Its name begins with words of DeepSpeed's.
+        of_batch = "micro-batch" + self.measured.name.rpartition("micro-batch")[2]
         if self.gain is None:
             reason = as_sentence(without_log(self.measured.reason)) or "The rounds were too few."
             return f"{_first_up(_WITHOUT_DEEPSPEED[self.kind])}, {of_batch}, was not measured. {reason}"

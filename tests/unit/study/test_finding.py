@@ -9,6 +9,7 @@ from zerotune.trial_lib.study.finding import (
     Confirmed,
     Estimate,
     Finding,
+    PlainTraining,
     Worth,
     learning_rate_advice,
     micro_batch_advice,
@@ -181,3 +182,10 @@ def test_a_change_whose_worth_the_readings_do_not_tell_is_no_gain() -> None:
     assert "Of its changes, stage is worth 2.00x (1.60 to 2.50)." in lines
     unclear = "kept, because the readings do not tell whether the gain needs it (0.98x (0.87 to 1.11))"
     assert f"Of its changes, overlap_comm is {unclear}." in lines
+
+
+def test_a_training_without_deepspeed_is_named_by_its_batch_alone() -> None:
+    named = confirmed("ZeRO 0, engine:ddp, --fused true, micro-batch 8, accumulation 2", verdict="uncompared")
+    line = PlainTraining(kind="ddp", measured=named, gain=Estimate(value=1.12, low=1.05, high=1.2)).line
+    assert "1.12x faster" in line
+    assert line.endswith(", with micro-batch 8, accumulation 2.")
