@@ -24,7 +24,7 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 BESIDE := $(patsubst %,tests/integration/test_%.py, \
     full_experiment command_line foreseen_numbers accelerate mlflow_in_browser foreseen_run plan_in_browser any_program \
     training_distributed training_loop huggingface_trainer config_check foreseen_programs training_resume foreseen_texts \
-    tune_from_plan leading_imports foreseen_experts foreseen_masks foreseen_disks report_in_browser foreseen_endings foreseen_speech plan endings \
+    tune_from_plan leading_imports foreseen_experts foreseen_paths foreseen_disks report_in_browser foreseen_endings foreseen_speech plan endings \
     measure_user_files rules_against_deepspeed program_facts measure_flops launch_isolation \
     profile_as_typed precision loader_workers resumed_programs wrappers uv_run trial_class_trials doctor_command tensor_parallel \
     real_folder losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
