@@ -396,5 +396,6 @@ REPLACED = (
         "torch.amp.grad_scaler: GradScaler.scale",
         "accelerate.accelerator: Accelerator.__init__",
         "lightning.pytorch.trainer.trainer: Trainer.__init__",
+        "pytorch_lightning.trainer.trainer: Trainer.__init__",
     ),
 )
