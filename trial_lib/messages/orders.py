@@ -124,6 +124,7 @@ class ProbeSettings:
     # Where the program's data begin: the share of an epoch that comes before. 0 for the beginning.
     data_offset: float = 0.0
     stream_offset: int = 0  # the samples of a rank that come before, for data without a length
+    data_step: int = 0  # the samples of a rank in an optimizer step. Batches of any size begin at a multiple of it.
     ends_at_unbuilt_ops: bool = False  # whether a rank ends where DeepSpeed would compile an op
 
 

@@ -20,9 +20,10 @@ from zerotune.trial_lib.rank.patching import put
 class Turned:
     """A sampler whose order begins at a place, and goes round to it. All else is the sampler's own."""
 
-    def __init__(self, sampler: Any, first: int, places: int | None, samples: int = 0) -> None:
+    def __init__(self, sampler: Any, offset: "DataOffset", places: int | None, samples: int = 0) -> None:
         self.sampler = sampler
-        self.first = first  # in samples if there are no places
+        self.share, self.step = offset.share, offset.step
+        self.first = offset.of_stream if places is None else int(offset.share * places)  # in samples without places
         self.places = places
         self.samples = samples  # of the data set; 0 if it has no length
 
@@ -44,23 +45,30 @@ class Turned:
         # Some batch samplers fill one list again and again.
         order = (copy.copy(each) for each in self.sampler)
         passed_over = list(itertools.islice(order, 1))
-        first, is_counted = self._place_after(passed_over)
-        passed_over += itertools.islice(order, max(0, first - 1))
-        if self.places is not None and (is_counted or len(passed_over) < first):
-            first = self.first * len(passed_over) // self.places
+        size = len(passed_over[0]) if passed_over and isinstance(passed_over[0], list | tuple) else 0
+        first = self._first_of(size, self.places)
+        if self.places is not None and 0 < self.samples < 2 * size * self.places:
+            # The length of a batch sampler may be that of its samples, as in Megatron, or of many epochs.
+            passed_over += itertools.islice(order, self.samples // size - 1)
+            first = self._first_of(size, len(passed_over))
+        else:
+            passed_over += itertools.islice(order, max(0, first - 1))
+            if self.places is not None and len(passed_over) < first:
+                first = self._first_of(size, len(passed_over))
         yield from passed_over[first:]
         yield from order
         yield from passed_over[:first]
 
-    def _place_after(self, head: list[Any]) -> tuple[int, bool]:
-        # The place of the first batch or sample, and whether it is the number of places that are to be counted instead.
-        size = len(head[0]) if head and isinstance(head[0], list | tuple) else 0
-        if self.places is None:
-            return self.first // max(1, size), False
-        if 0 < self.samples < 2 * size * self.places:
-            # The length of a batch sampler may be that of its samples, as in Megatron, or of many epochs.
-            return max(1, self.samples // size), True
-        return self.first, False
+    def _first_of(self, size: int, places: int | None) -> int:
+        # The place of the first batch of so many samples, or of the first sample if `size` is 0.
+        if places is None:
+            return self.first // max(1, size)
+        if not size or not self.step:
+            return int(self.share * places)
+        # Whole steps, because larger batches have fewer places. A data set's last batch may not be full.
+        total = places * size
+        total = min(total, self.samples // max(1, round(self.samples / total))) if self.samples else total
+        return int(self.share * (total // self.step)) * self.step // size
 
 
 class DataOffset:
@@ -73,6 +81,7 @@ class DataOffset:
     def __init__(self) -> None:
         self.share = 0.0  # of an epoch, for data with a length
         self.of_stream = 0  # samples of a rank, for data without
+        self.step = 0  # samples of a rank in an optimizer step, for batch samplers. 0 if unknown.
         # By identity: a data set that is a dataclass has no hash.
         self._streams: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -110,10 +119,9 @@ class DataOffset:
         owner, name = _drawn_from(loader)
         sampler = getattr(owner, name)
         if not isinstance(sampler, Turned):
-            places = _length(sampler)
-            first = self.of_stream if places is None else int(self.share * places)
             # torch's loader forbids to set it once it is made.
-            sampler = vars(owner)[name] = Turned(sampler, first, places, _length(loader.dataset) or 0)
+            turned = Turned(sampler, self, _length(sampler), _length(loader.dataset) or 0)
+            sampler = vars(owner)[name] = turned
         return sampler.first, sampler.places
 
 

@@ -241,13 +241,13 @@ class LoaderBatches:
         """Whether the last loader that was read to train on had no batch at all."""
         return self._came_empty > 0
 
-    def start_over(self, ran_empty: Callable[[], None], share: float = 0.0, of_stream: int = 0) -> None:
+    def start_over(self, ran_empty: Callable[[], None], share: float = 0.0, of_stream: int = 0, step: int = 0) -> None:
         """Begins another run of the program, with its data at an offset as `DataOffset` has it.
 
         `ran_empty` is called when the program has read empty loaders again and again.
         """
         self._came_empty, self._ran_empty = 0, ran_empty
-        data_offset.share, data_offset.of_stream = share, of_stream
+        data_offset.share, data_offset.of_stream, data_offset.step = share, of_stream, step
 
     @property
     def has_source(self) -> bool:

@@ -195,7 +195,7 @@ class SweepSession:
         if not self._order.shares_folder:
             mailbox = StoreMailbox(self._rank, len(size.states), self._position)
         self.early_finish = EarlyFinish(probe, RankConsensus(mailbox, self._rank, size.failures), self)
-        loader_batches.start_over(self.end_early, size.data_offset, size.stream_offset)
+        loader_batches.start_over(self.end_early, size.data_offset, size.stream_offset, size.data_step)
         return probe
 
     # What the probe and the early finish of a size tell

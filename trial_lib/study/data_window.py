@@ -85,7 +85,7 @@ class DataWindow:
         # Whole steps, so that all batches of a batch sampler begin there.
         step = max(1, self.largest_batch // replicas)
         steps = int(share * _STREAM_S * self.throughput / replicas / step)
-        moved = replace(plan, data_offset=share, stream_offset=steps * step)
+        moved = replace(plan, data_offset=share, stream_offset=steps * step, data_step=step)
         if not self.samples:
             return moved
         batch = global_batch(plan.candidate)

@@ -97,6 +97,20 @@ def offset(monkeypatch: pytest.MonkeyPatch) -> DataOffset:
     return found
 
 
+class ShardOfBatches:
+    """A batch sampler of a framework's own: the batches of the first of two ranks. The last one may be short."""
+
+    def __init__(self, size: int, total: int) -> None:
+        self.size, self.total = size, total
+
+    def __len__(self) -> int:
+        return -(-self.total // (2 * self.size))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in range(0, self.total, 2 * self.size):
+            yield list(range(first, min(first + self.size, self.total)))
+
+
 def samples(loader: Any) -> list[int]:
     return [int(sample) for batch in loader for sample in batch]
 
@@ -215,3 +229,17 @@ def test_a_trial_without_an_offset_is_left_alone(offset: DataOffset) -> None:
     loader = DataLoader(Numbers(), 20)
     assert samples(loader) == list(range(20))
     assert type(loader.batch_sampler.sampler) is SequentialSampler  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("total", [64, 70, 78])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.99])
+def test_a_larger_micro_batch_begins_with_the_step_of_a_smaller_one(
+    offset: DataOffset, share: float, total: int
+) -> None:
+    offset.share, offset.step = share, 8
+    firsts = {
+        next(iter(DataLoader(Numbers(total), batch_sampler=ShardOfBatches(size, total))))[0].item()
+        for size in (1, 2, 4, 8)
+    }
+    assert len(firsts) == 1
+    assert firsts != {0}

@@ -80,5 +80,5 @@ def test_a_search_learns_of_all_switches_from_each_trial_that_runs_out_of_memory
     name = "70B on 1024 whole"
     world = WholeClusterWorld(name, WHOLE_CLUSTERS[name], seed=0)
     trials = simulate(create("adaptive", world, 0, 9), world, 0).trials
-    assert any(trial.candidate.switches[COMPILE] for trial in trials)
+    assert any(trial.candidate.switches[COMPILE] for trial in trials[:4])
     assert sum(trial.outcome is Outcome.OUT_OF_MEMORY for trial in trials) <= 1
