@@ -101,6 +101,13 @@ def is_good(result: TrialResult, metric: str) -> bool:
     return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
 
 
+def speeds_of_rounds(results: Mapping[str, Sequence[TrialResult]], metric: str) -> list[dict[str, float]]:
+    """The speed of each contender in each round, from their results in the rounds."""
+    power = -1 if SEARCH_METRICS[metric].smaller_is_better else 1
+    rounds = zip(*results.values(), strict=True)
+    return [{key: each.metrics[metric] ** power for key, each in zip(results, of, strict=True)} for of in rounds]
+
+
 # The confirmation
 
 ERROR = 0.05
@@ -407,12 +414,7 @@ class Confirmation:
 
     def _ratios(self, base: Contender, others: Sequence[Contender]) -> dict[str, Ratio]:
         kept = {one.key: self._results[one.key][-self._round :] for one in (base, *others)}
-        power = -1 if SEARCH_METRICS[self._metric].smaller_is_better else 1
-        rounds = [
-            {key: results[place].metrics[self._metric] ** power for key, results in kept.items()}
-            for place in range(self._round)
-        ]
-        return ratios_to(base.key, rounds, self._error)
+        return ratios_to(base.key, speeds_of_rounds(kept, self._metric), self._error)
 
     def _agreement(self, contender: Contender) -> LossAgreement:
         own = self._living_own

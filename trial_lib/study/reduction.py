@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from zerotune.trial_lib.messages.statistics import SURE, Ratio, ratios_to, t_quantile
 from zerotune.trial_lib.records.candidate import Candidate
-from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.records.units import duration, percent
 from zerotune.trial_lib.search.arms import surroundings_of
 from zerotune.trial_lib.search.changes import Changes
@@ -40,6 +40,7 @@ from zerotune.trial_lib.study.confirmation import (
     batch_advice,
     confirmed_by,
     is_good,
+    speeds_of_rounds,
 )
 from zerotune.trial_lib.study.finding import Estimate, Finding, Worth
 from zerotune.trial_lib.study.history import StudyState
@@ -194,6 +195,8 @@ class Reduction:
             each, left = (duration(max(1.0, seconds)) for seconds in (self._trial_s, self._left_s))
             varies = percent(self._gain.noise / sqrt(2.0))
             self._unfinished = f"{left} were left for it, a trial takes {each}, and its reading varies by {varies}"
+        if proposals and not most:
+            self._unfinished = f"the {len(_ERRORS)} times that something may be left out are over"
         self._variants = proposals[:number]
         if self._variants:
             self._rounds, self._error = self._rounds_of(number), _ERRORS[self._heat] / number
@@ -279,11 +282,7 @@ class Reduction:
     def _look(self, is_last: bool) -> None:
         members = [self._whole, *(each.contender for each in self._variants)]
         kept = {one.key: self._results[one.key][-self._round :] for one in members}
-        power = -1 if SEARCH_METRICS[self._metric].smaller_is_better else 1
-        rounds = [
-            {key: results[place].metrics[self._metric] ** power for key, results in kept.items()}
-            for place in range(self._round)
-        ]
+        rounds = speeds_of_rounds(kept, self._metric)
         ratios = ratios_to(self._whole.key, rounds, self._error, before=self._gain)
         for variant in list(self._variants):
             ratio = ratios[variant.contender.key]
