@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerotune.trial_lib.deepspeed_config import rules
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, ModelShape
 from zerotune.trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
 
@@ -71,7 +72,8 @@ def test_a_pipeline_is_not_guessed() -> None:
         {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
     ],
 )
-def test_what_a_cpu_cannot_do_a_gpu_can(config: dict[str, Any]) -> None:
+def test_what_a_cpu_cannot_do_a_gpu_can(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "processor_computes_fp16", lambda: False)
     assert len(names(config, "cpu")) == 1
     assert names(config, "cuda") == []
 
