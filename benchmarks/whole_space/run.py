@@ -55,7 +55,6 @@ def measure(name: str, checkout: Path, work: Path, trials: int, steps: int, repe
         "switches": candidate.knobs.get("program", {}),
         "quantity": document["confirmation"]["quantity"],
         "gain": winner["gain"],
-        "processor_gain": winner["processor_gain"],
         "losses": winner["losses"],
         "promised": {
             "wall_s_per_sample_of_a_rank": 2 / winner["metrics"]["throughput"],

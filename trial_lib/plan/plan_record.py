@@ -143,7 +143,6 @@ class PlannedDevices(_Foreseen):
     fewest: int | None = None
     counts: tuple[PlannedCount, ...] = ()  # the best arm by number of devices, ascending
     notes: tuple[str, ...] = ()  # sentences, such as a global batch that this number cannot divide
-    measured_on: str = Field(default="", exclude=True)  # of older versions
 
     @property
     def label(self) -> str:
@@ -394,7 +393,6 @@ class PlannedTrials(FrozenRecord):
     is_here: bool = False  # whether the study ran on devices of that kind, so that speeds can be compared
     of_steps: bool = False  # whether memory is that of the steps above initialisation (CPU), not the peak
     trials: tuple[PlannedTrial, ...] = ()  # in the order of their numbers
-    measured_on: str = Field(default="", exclude=True)  # of older versions
 
     @classmethod
     def in_file(cls, file: Path) -> "PlannedTrials | None":

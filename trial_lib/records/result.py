@@ -74,11 +74,11 @@ class TrialResult(Measured):
     trial_id: str  # the study's id and the trial's number; unique over all studies
     number: int  # the trial's number in its study
     purpose: Purpose  # why it ran
-    name: str = ""  # the name of its candidate in the study, such as `z2-mbs16`. Empty in records of earlier versions.
+    name: str = ""  # the name of its candidate in the study, such as `z2-mbs16`.
     config_hash: str  # names the complete DeepSpeed configuration that ran
     outcome: Outcome  # how it ended
     reason: str = ""  # one sentence that a person can act on. Empty for a completed trial.
-    failed_rank: int | None = None  # the one that failed first; None if none did, or in older records
+    failed_rank: int | None = None  # the one that failed first; None if none did
     from_outside: bool = False  # whether it was killed from outside, which says nothing about the candidate
     rounding: float | None = None  # as `ProbeSettings` has it
     swept: bool = False  # whether the ranks had measured other micro-batch sizes before this one
@@ -90,8 +90,8 @@ class TrialResult(Measured):
     # Why ops of DeepSpeed that the search's arms need cannot be built, by their builders' names (only in a profile
     # trial)
     unbuildable: dict[str, str] = field(default_factory=dict)
-    # The disks to which arms may swap (only in a profile trial). Empty if they are not known, as in records of earlier
-    # versions and on several hosts.
+    # The disks to which arms may swap (only in a profile trial). Empty if they are not known, as on several
+    # hosts.
     swap_disks: list[SwapDisk] = field(default_factory=list)
 
     @classmethod

@@ -169,7 +169,7 @@ class LogEnds:
 
 
 def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
-    """The record of the rank that failed first; of rank 0 if none failed, or if an older record lacks it.
+    """The record of the rank that failed first; of rank 0 if none failed.
 
     The result is of a trial that has logs, and the study's folder may have moved.
     """

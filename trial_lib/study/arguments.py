@@ -96,10 +96,6 @@ class StudyArguments(FrozenRecord):
     @model_validator(mode="before")
     @classmethod
     def _stages_are_the_methods(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "launcher" in given:
-            # Of records from before `start` had its name.
-            rest = {name: value for name, value in given.items() if name != "launcher"}
-            given = rest if given["launcher"] is None else {**rest, "start": given["launcher"]}
         if isinstance(given, dict) and given.get("zero_stages") is None:
             method = METHODS.get(given.get("method", _DEFAULT.name), _DEFAULT)
             return {**given, "zero_stages": method.stages}

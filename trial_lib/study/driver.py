@@ -47,7 +47,6 @@ from zerotune.trial_lib.study.runner import (
     SecondTries,
     Work,
     WorkEnd,
-    not_tried_again,
     seconds_of,
 )
 from zerotune.trial_lib.study.setup import StudySetup
@@ -337,19 +336,14 @@ class StudyDriver:
         is_of_search = result.purpose is Purpose.SEARCH
         if is_of_search and self.untuned_batch:
             self._searching().keep_size(self.state.candidates[PROFILE_NUMBER].micro_batch_size)
-        if is_of_search and self._second.takes(candidate, result, partial(self._spend, result.number)):
+        if is_of_search and self._second.takes(candidate, result, self._searching().spend):
             return
         self._measured.add(result, candidate)
         if is_of_search:
             self._searching().tell(candidate, result)
 
-    def _spend(self, number: int) -> bool:
-        # Takes the second try of a trial from the budget. Returns False if it has none.
-        return number not in self._not_again and self._searching().spend()
-
     def _replay(self, events: Sequence[Event]) -> None:
         # Brings a resumed study to where it was. Recorded asks are applied, and ended trials do not run again.
-        self._not_again = not_tried_again(events)
         proposals: list[Proposal] = []
         for event in events:
             self._take_in(event)

@@ -332,9 +332,7 @@ class SinceLast(FrozenRecord):
     fallen: int = 1  # how many studies are compared with it: this one, and those before it
     throughput: float  # of the winner (samples/s), the median of its confirming trials
     last_throughput: float  # of the compared winners, likewise
-    quantity: str = "throughput"  # the compared quantity
     ratio: Estimate  # the throughput of the later divided by that of the earlier
-    in_processor_time: Estimate | None = None  # in old records of a CPU where that surely says something else
     is_regression: bool  # whether the later are below the earlier beyond the noise
     changes: tuple[str, ...]  # the changes of the experiment between the two studies
 
@@ -351,7 +349,7 @@ class SinceLast(FrozenRecord):
         later = f", the last of {self.fallen} studies" if self.fallen > 1 else ""
         return (
             f"{self.throughput:.4g} samples/s{later}, {beside} {level}: {self.ratio.times}, "
-            f"compared by {self.quantity}. {self._changes}"
+            f"compared by throughput. {self._changes}"
         )
 
     @property

@@ -51,8 +51,6 @@ class Confirmed(FrozenRecord):
     value: Estimate | None = None  # the study's metric. None if fewer than two trials completed.
     # How many times better it is than the user's configuration. None if there is nothing to compare.
     gain: Estimate | None = None
-    clock_gain: Estimate | None = None  # by the clock, in old records that compared processor time
-    processor_gain: Estimate | None = None  # in processor time, in old records where that surely differs
     verdict: ConfirmationVerdict  # `own` for the user's configuration, `uncompared` if that has no measurement
     reason: str = ""  # why it failed. Empty otherwise.
     losses: str = ""  # how its losses compare with those of the user's configuration
@@ -137,7 +135,7 @@ class Finding(FrozenRecord):
     """The result of a study's last step."""
 
     metric: str  # the metric that the study optimises
-    quantity: str  # the quantity that was compared: the metric, or processor time in old records
+    quantity: str  # the quantity that was compared: the metric
     rounds: int  # how many rounds were run. In each one every contender was measured once, in a fresh process.
     error: float  # the probability that any of the intervals misses the true value
     own: Confirmed | None  # the user's configuration. None if it was not measured.
@@ -158,7 +156,7 @@ class Finding(FrozenRecord):
     published: str = ""  # what others got for trainings like this. Empty if nothing is known.
     of_data: str = ""  # on the samples that the trials counted. Empty if the user's configuration was not measured.
     on_devices: tuple[str, ...] = ()  # differences between devices that may have influenced the trials, a sentence each
-    # What the winner's changes are worth, the kept ones first. Empty if they were not weighed, as in old records.
+    # What the winner's changes are worth, the kept ones first. Empty if they were not weighed.
     worths: tuple[Worth, ...] = ()
     weighed_in: int = 0  # trials, beside the rounds
     unweighed: str = ""  # why not everything was tried. Empty if it was.
@@ -225,8 +223,6 @@ class Finding(FrozenRecord):
                 f"Measured in {self.rounds} rounds of fresh processes, in turn, and compared by {self.quantity}. In "
                 f"{percent(1 - self.error)} of such comparisons all intervals contain the true values."
             )
-        if self.winner is not None and self.winner.clock_gain is not None:
-            lines.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
         lines += [one.line for one in self.beside]
         lines += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:

@@ -22,7 +22,7 @@ from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.search.allocations import ForeseenArm
 from zerotune.trial_lib.search.budgets import RESERVE, HostMemory, MemoryBasis
 from zerotune.trial_lib.study.folder import FolderError, check_end, check_room, folder_error_told
-from zerotune.trial_lib.study.history import Asked, AskedSweep, Event, Proposal, Told, Withdrawn
+from zerotune.trial_lib.study.history import Proposal, Withdrawn
 from zerotune.trial_lib.study.setup import StudySetup
 
 WorkEnd = TrialResult | Withdrawn  # the end of a trial: its result, or the withdrawal of a size of a sweep
@@ -379,20 +379,3 @@ class SecondTries:
             return False
         self.waiting.remove(candidate)
         return True
-
-
-def not_tried_again(events: Sequence[Event]) -> set[int]:
-    """The numbers of the crashed trials whose candidate was not tried again before the search went on.
-
-    Such a history is of an older version, whose search has learned of the crash at once.
-    """
-    asks = [event for event in events if isinstance(event, Asked | AskedSweep)]
-    keys = {number: candidate.key for event in asks for number, candidate in event.proposal.numbered}
-    found: set[int] = set()
-    later: set[tuple[str, int]] = set()
-    for event in reversed(events):
-        if isinstance(event, AskedSweep) or (isinstance(event, Asked) and event.purpose is Purpose.SEARCH):
-            later |= {keys[number] for number, _ in event.proposal.numbered}
-        elif isinstance(event, Told) and event.result.outcome is Outcome.CRASHED and later:
-            found |= {event.number} if keys[event.number] not in later else set()
-    return found

@@ -60,11 +60,3 @@ def test_a_study_without_a_plan_has_no_file(tmp_path):
     assert PlannedTrials.in_file(file) is None
     file.write_text(planned(trial(1)).model_dump_json())
     assert PlannedTrials.in_file(file) == planned(trial(1))
-
-
-def test_a_record_of_an_older_version_is_read(tmp_path):
-    file = tmp_path / "planned_trials.json"
-    file.write_text('{"plan_id": "llama-1", "devices": "h100-80gb:8", "measured_on": "", "trials": []}')
-    found = PlannedTrials.in_file(file)
-    assert found is not None
-    assert "measured_on" not in found.model_dump()

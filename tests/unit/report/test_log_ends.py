@@ -74,13 +74,6 @@ def test_a_trial_that_is_another_one_again_shows_what_that_has_left(paths: Study
     assert LogEnds(paths, KnownSecrets(())).of(result)[0] == "Traceback: KeyError: 'lr'"
 
 
-def test_an_older_record_that_does_not_say_which_rank_failed_shows_the_first_ranks_log(paths: StudyPaths) -> None:
-    record = failed(3, paths.trial(3)).to_json()
-    del record["failed_rank"]
-    shown, name = LogEnds(paths, KnownSecrets(())).of(TrialResult.from_json(record))
-    assert (shown, name) == ("its last words", str(paths.trial(3).log(0).relative_to(paths.root)))
-
-
 @pytest.mark.parametrize("as_link", [True, False])
 def test_a_folder_that_somebody_has_sent_shows_no_file_outside_itself(
     paths: StudyPaths, tmp_path: Path, as_link: bool

@@ -62,9 +62,3 @@ def test_the_record_of_a_study_is_read_as_it_was_written() -> None:
 def test_an_unknown_argument_is_refused() -> None:
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         arguments(starter="cold")
-
-
-@pytest.mark.parametrize(("launcher", "start"), [("cold", "cold"), (None, "warm")])
-def test_a_record_of_an_older_version_is_read(launcher: str | None, start: str) -> None:
-    older = {"config_path": "/a.yaml", "model_dir": "/a", "launcher": launcher}
-    assert StudyArguments.model_validate(older).start == start

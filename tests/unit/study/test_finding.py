@@ -111,17 +111,6 @@ def test_a_faster_configuration_whose_losses_say_nothing_is_not_called_alike() -
     assert "The losses were not compared with yours." in found.lines
 
 
-def test_a_record_that_compared_processor_time_is_still_read_and_says_so() -> None:
-    document = finding(quantity="processor time per sample").document()
-    for name in ("more_rounds", "round_seconds"):
-        del document[name]
-    del document["winner"]["processor_gain"]
-    document["winner"]["clock_gain"] = {"value": 2.0, "low": 1.8, "high": 2.2}
-    old = Finding.of_document(document)
-    assert "compared by processor time per sample" in old.lines[0]
-    assert old.lines[1] == "By the wall clock, which varies more, the gain is 2.00x (1.80 to 2.20)."
-
-
 def test_another_micro_batch_comes_with_what_depends_on_it() -> None:
     assert micro_batch_advice(4, 4) == ""
     advice = micro_batch_advice(4, 16)

@@ -81,22 +81,6 @@ def test_a_resumed_study_tries_the_same_again(team: Experiment, cut: int) -> Non
     assert searched == [pair for pair in expected if whole.driver.state.purposes[pair[0]] is Purpose.SEARCH]
 
 
-def test_a_failure_in_a_history_of_a_version_without_second_tries_is_not_tried_again(
-    team: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    team.crash = Disk(stage=2, failures=1)
-    with monkeypatch.context() as older, team.opened(max_trials=8, from_earlier=False) as study:
-        older.setattr(SecondTries, "takes", lambda *_: False)
-        with pytest.raises(CutShortError):
-            team.finish(study, trials=6)
-    with team.resumed(study.paths.root) as resumed:
-        (failed,) = [each for each in resumed.driver.state.results.values() if each.outcome is Outcome.CRASHED]
-        assert failed.number < max(resumed.driver.state.results)
-        team.finish(resumed)
-        again = list(resumed.driver.state.candidates.values())
-    assert again.count(resumed.driver.state.candidates[failed.number]) == 1
-
-
 def ended(outcome: Outcome, reason: str = EIO, **fields: bool) -> TrialResult:
     return TrialResult(
         trial_id="s", number=2, purpose=Purpose.SEARCH, config_hash="0", outcome=outcome, reason=reason, **fields
