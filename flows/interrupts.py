@@ -34,8 +34,6 @@ _REMOVAL_S = 1.0
 
 
 class Interrupts:
-    """The signals of one command."""
-
     def __init__(self) -> None:
         self.resume_command: str | None = None  # what to type; None as long as there is nothing to resume
         # What to type to begin anew, because an interrupt leaves nothing of it. None as long as nothing has begun.

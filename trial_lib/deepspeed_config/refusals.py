@@ -43,8 +43,6 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One refusal of DeepSpeed's."""
-
     keys: list[str]  # the dotted keys that cause it: one, or several that contradict each other
     value: Any  # the value of the key; for several keys their values, by key
     said: str  # the exception's type and text

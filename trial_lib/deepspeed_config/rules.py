@@ -130,8 +130,6 @@ _UNKNOWN_SHAPE = ModelShape()
 
 @dataclass(frozen=True)
 class Rule:
-    """One limit of DeepSpeed."""
-
     name: str  # for tests and records
     reason: str  # one sentence for the user. `{}` stands for the finding.
     finds: Callable[["Setting"], object]  # returns the finding in a configuration, or anything falsy

@@ -117,7 +117,6 @@ class HostKind:
         return nullcontext()
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
-        """Returns the present state of each slot's device."""
         return [DeviceState(host.device_of(slot)) for slot in slots]
 
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:

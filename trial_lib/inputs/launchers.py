@@ -391,7 +391,6 @@ def firsts(spellings: Sequence[str]) -> tuple[str, ...]:
 
 
 def python_programs() -> tuple[str, ...]:
-    """Returns the programs that are a Python or come with one."""
     return tuple(
         program
         for launcher in (NONE, *LAUNCHERS.values())

@@ -188,7 +188,6 @@ class ForeseenRun:
         ]
 
     def events_by_moment(self) -> list[tuple[Moment, range]]:
-        """Returns each moment with the indexes of its events."""
         ends = [*(moment.event for moment in self.moments[1:]), len(self.events)]
         return [(moment, range(moment.event, end)) for moment, end in zip(self.moments, ends, strict=False)]
 

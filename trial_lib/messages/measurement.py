@@ -410,8 +410,6 @@ class Measured(ExactRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Measured):
-    """The measurement of one rank."""
-
     outcome: str  # how the trial ended, as `Outcome` (`trial_lib/records/result.py`) has it
     reason: str = ""  # why, in one sentence; empty if it is completed
     time: HostMoment = ()  # the moment of the measurement

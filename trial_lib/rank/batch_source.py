@@ -27,8 +27,6 @@ _DOTTED = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)+")
 
 @dataclass(frozen=True)
 class TypedNumber:
-    """A number in a command."""
-
     name: str  # its option, or the key of an override or of a file; empty for a word on its own
     target: str  # its place, as `--map` names it
     shown: str  # name and number, as the command has them

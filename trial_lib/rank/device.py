@@ -18,8 +18,6 @@ from zerotune.trial_lib.messages.errors import InputError
 
 
 class Device(Protocol):
-    """The device of a rank."""
-
     kind: str  # PyTorch's name: `cpu`, `cuda`
     # Whether it works beside the processor that runs the program. Then a call returns before its work is done, and a
     # thread that waits for it may spin.

@@ -32,8 +32,6 @@ class WaitsForEverError(Exception):
 
 @dataclass(frozen=True)
 class RankEnd:
-    """The end of one rank."""
-
     kind: str  # `ENDED`, `WAITS`, `FAILED` or `WORKS`
     micro_batches: int = 0  # that it has trained on
     steps: int = 0  # its optimizer steps
@@ -129,8 +127,6 @@ Stack = tuple[Call, ...]  # calls, the innermost one first
 
 @dataclass(frozen=True)
 class Doing:
-    """The state of a thread."""
-
     where: str  # the line of the user's code, such as `train.py:46`; empty if none is on the stack
     waits_in: str  # the call in which it waits for other ranks, such as `all_reduce`; empty if it does not seem to wait
 

@@ -100,8 +100,6 @@ _KINDS = (("reduce", "reducing"), ("gather", "gathering"), ("broadcast", "gather
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One event of the profiler."""
-
     name: str  # as the profiler has it
     start: int  # nanoseconds
     end: int  # nanoseconds

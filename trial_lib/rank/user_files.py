@@ -244,8 +244,6 @@ def _copy_once(original: str, copy: str) -> None:
 
 
 class LayeredFiles:
-    """The layer of a trial."""
-
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._folder = Path(layer.folder)

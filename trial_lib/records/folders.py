@@ -15,8 +15,6 @@ from zerotune.trial_lib.records.result import SEARCH_METRICS
 
 
 class Whereabouts(FrozenRecord):
-    """The place of a folder."""
-
     host: str  # the host's name
     path: str  # of the folder, without links
     inode: int  # the folder's number on its file system. A folder that is moved there keeps it; a copy gets another.
@@ -52,8 +50,6 @@ class PathBelow:
 
 @dataclass(frozen=True)
 class TrialPaths:
-    """The files of one trial."""
-
     root: Path
 
     candidate = PathBelow("candidate.json")  # the candidate that ran (`Candidate` as JSON)
@@ -132,8 +128,6 @@ class DrivenFolder(ExperimentFolder):
 
 @dataclass(frozen=True)
 class StudyPaths(DrivenFolder, AnswerFolder):
-    """The files of one study."""
-
     record = PathBelow("study.json")
     history = PathBelow("history.jsonl")  # one JSON line for each ask, tell and stop, in order
     log = PathBelow("study.log")
@@ -204,8 +198,6 @@ def shown_in(path: Path, folder: Path) -> str:
 
 
 class StudyStatus(str, Enum):
-    """The state of a study."""
-
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -250,8 +242,6 @@ DOCUMENT_VERSION: Final = 1  # of the JSON documents of studies and plans, which
 
 
 class StudyRecord(RunRecord):
-    """A study's own record."""
-
     kind = "study"
     folders = STUDIES
     id_field = "study_id"
@@ -294,8 +284,6 @@ class StudyRecord(RunRecord):
 
 @dataclass(frozen=True)
 class FullExperimentPaths(DrivenFolder):
-    """The files of one full experiment."""
-
     ds_config = PathBelow("ds_config.json")  # the user's configuration with another one merged in
     training_spec = PathBelow("training.json")  # the orders to the ranks (`TrainingSpec` as JSON)
     record = PathBelow("record.json")
@@ -341,5 +329,4 @@ class FullExperimentRecord(RunRecord):
 
 
 def full_experiment_id(study_id: str) -> str:
-    """Returns the id of a study's full experiment."""
     return f"{study_id}-full-experiment"

@@ -143,8 +143,6 @@ def read_program(plain: Any) -> ProgramProfile:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a trial."""
-
     name: str  # as in `--metric`, the trial's record and MLflow
     unit: str  # for people
     smaller_is_better: bool = False  # the direction of the search

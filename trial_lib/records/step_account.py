@@ -36,8 +36,6 @@ AccountBasis = Literal["traced", "foreseen", "none"]
 
 
 class StepAccount(FrozenRecord):
-    """The account of one configuration's step."""
-
     name: str  # of the configuration in a sentence, such as `ZeRO 2, micro-batch 24`, or of its arm
     role: Literal["winner", "own", "other", "arm"]  # `winner`, `own`, `other` (measured again as well) or `arm`
     basis: AccountBasis  # whether real ranks were traced, or a plan has foreseen it. `none` if neither.

@@ -31,7 +31,6 @@ _WORDS = (("true", "false"), ("yes", "no"), ("on", "off"), ("1", "0"))
 
 
 def is_switch(path: str) -> bool:
-    """Returns whether the path of a knob is that of a switch."""
     return path.startswith(f"{PROGRAM}.")
 
 
@@ -98,7 +97,6 @@ def deepspeed_part(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_option(place: str) -> bool:
-    """Returns whether a place is an option."""
     return place.startswith("-")
 
 

@@ -52,8 +52,6 @@ TrialTable = Literal["report", "show", "live", "prefect"]
 
 @dataclass(frozen=True)
 class TrialColumn:
-    """A column of the tables of trials."""
-
     name: str  # its heading
     cell: Callable[[LeaderboardRow], str]  # its text, empty if the trial has nothing to show there
     kind: Literal["trial", "name", "number", "word", "outcome"] = "word"  # numbers stand on the right

@@ -48,21 +48,16 @@ class KnownTrial(FrozenRecord):
 
 
 class EarlierConfirmed(FrozenRecord):
-    """A configuration that an earlier study has confirmed."""
-
     candidate: Candidate  # the configuration
     trials: tuple[TrialResult, ...]  # its confirming trials that completed
 
     @property
     def median(self) -> TrialResult:
-        """The trial with the median throughput."""
         in_order = sorted(self.trials, key=lambda trial: trial.metrics["throughput"])
         return in_order[(len(in_order) - 1) // 2]
 
 
 class EarlierStudy(FrozenRecord):
-    """An earlier study of the same experiment."""
-
     study_id: str  # its id
     ended_at: float  # seconds since the epoch
     fingerprint: Fingerprint  # the experiment at that time

@@ -165,7 +165,6 @@ class Finding(FrozenRecord):
 
     @property
     def sentence(self) -> str:
-        """The answer in one line."""
         faster = max((one for one in self.beside if one.is_faster), key=_gain_of, default=None)
         return self._of_deepspeed if faster is None else f"{self._of_deepspeed} {_first_up(faster.comparison)}."
 

@@ -336,7 +336,6 @@ def require_data_folder(name: str) -> None:
 
 
 def can_be_written(folder: Path) -> bool:
-    """Whether a folder can be written, or made."""
     nearest = _nearest(folder)
     return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 

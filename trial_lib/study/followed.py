@@ -234,7 +234,6 @@ def _shown(words: Sequence[str]) -> str:
 
 
 def joined(words: Sequence[str]) -> str:
-    """The words as one types them."""
     return " ".join(map(_quoted, words))
 
 

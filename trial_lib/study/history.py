@@ -51,8 +51,6 @@ class AskedSweep:
 
 @dataclass(frozen=True)
 class Proposal:
-    """One choice of the search."""
-
     numbered: list[tuple[int, Candidate]]  # its candidates, each with the number of its trial
     sweep: Sweep | None = None  # the sweep that they belong to; None for a single candidate
 
@@ -72,8 +70,6 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Told:
-    """A trial has ended."""
-
     number: int
     result: TrialResult
 

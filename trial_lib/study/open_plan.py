@@ -88,8 +88,6 @@ def read_plan(
 
 @dataclass(frozen=True)
 class OpenPlan:
-    """A plan with a folder."""
-
     plan_id: str  # unique on this and other machines
     read: ReadPlan  # what is planned
     paths: PlanPaths  # its files

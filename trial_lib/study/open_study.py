@@ -52,8 +52,6 @@ _BEGUN_END_S = 5.0  # for the end of a profile trial whose ranks have been ended
 
 
 class OpenStudy(OpenRun[StudyRecord, StudyPaths]):
-    """A study that runs in this process."""
-
     def __init__(
         self,
         held: HeldFolder[StudyRecord],

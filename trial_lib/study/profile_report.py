@@ -17,8 +17,6 @@ _MOST_NAMED = 4
 
 
 class StageEstimate(FrozenRecord):
-    """The memory of one ZeRO stage."""
-
     stage: int  # the ZeRO stage
     states: int  # bytes of parameters, gradients and optimizer states on one device
     largest_micro_batch: int  # the samples that fit beside them, as a first guess, and not above the report's limit

@@ -351,7 +351,6 @@ def program_of(
 def variables_of(
     switches: Mapping[str, SwitchValue], arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment variables among the switches, as text."""
     return {
         place: text_of(value, environment.get(place, ""))
         for place, value in switches.items()

@@ -34,8 +34,6 @@ class ElsewhereError(Exception):
 
 @dataclass(frozen=True)
 class NotRun:
-    """A trial that is not run."""
-
     outcome: Outcome  # the outcome that it gets
     reason: str  # why, in a sentence
     from_outside: bool = False  # whether the reason says nothing about its candidate

@@ -166,8 +166,6 @@ _STATUS_OF_OUTCOME = {Outcome.COMPLETED: "FINISHED", Outcome.CANCELLED: "KILLED"
 
 @dataclass(frozen=True)
 class MetricValue:
-    """One value of a metric."""
-
     name: str
     value: float
     step: int = 0
@@ -175,8 +173,6 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class RunContent:
-    """The complete content of one MLflow run."""
-
     record_id: str  # unique over all studies
     name: str  # for people
     status: str  # in MLflow's words
@@ -189,7 +185,6 @@ class RunContent:
 
 
 def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
-    """The parent run of a study."""
     answer = json.loads(paths.best_ds_metrics.read_text()) if paths.best_ds_metrics.exists() else {}
     metrics = {
         **_profile_metrics(paths),
@@ -303,7 +298,6 @@ def study_artifacts(paths: StudyPaths) -> list[Path]:
 
 
 def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> RunContent:
-    """The child run of a trial that has ended."""
     result = TrialResult.from_text(paths.result.read_text())
     candidate = Candidate.model_validate_json(paths.candidate.read_text())
     tags = {

@@ -96,7 +96,6 @@ def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:
 
 
 def without_password(tracking_uri: str) -> str:
-    """The URI without its password."""
     shown = re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", tracking_uri)
     parts = urlsplit(shown)
     _, _, port = parts.netloc.rpartition(":")

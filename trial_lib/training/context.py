@@ -178,7 +178,6 @@ class Pace:
         return batch_idx == 0 or self.epoch_of(batch_idx) != self.epoch_of(batch_idx - 1)
 
     def is_epoch_end(self, batch_idx: int) -> bool:
-        """Whether a batch takes the last micro-batch of its epoch."""
         return self.epoch_of(batch_idx + 1) != self.epoch_of(batch_idx)
 
 

@@ -77,7 +77,6 @@ class DistributedContext:
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> "DistributedContext":
-        """As `from_deepspeed`."""
         return cls.from_torch()
 
     def get_rank(self) -> int:

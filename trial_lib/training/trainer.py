@@ -21,8 +21,6 @@ from zerotune.trial_lib.training.loop import train_built
 
 @dataclass(frozen=True)
 class TrainUnit:
-    """A length of training."""
-
     value: int  # the number of units
     unit: ClassVar[str] = ""
 

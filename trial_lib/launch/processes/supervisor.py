@@ -59,7 +59,6 @@ STOPPED, REPLACED = "stopped", "replaced"
 
 
 def command(interpreter: str, supervised: str, *arguments: str) -> list[str]:
-    """Returns the command line of a guard."""
     return bootstrap.command(interpreter, __name__, supervised, *arguments)
 
 

@@ -226,7 +226,6 @@ def _made_by(name: str) -> int | None:
 
 
 def scratch_of(payload: Mapping[str, Any]) -> Path | None:
-    """Returns the scratch folder of a launch. None if it has none."""
     scratch = payload.get("scratch")
     return None if scratch is None else Path(scratch)
 
