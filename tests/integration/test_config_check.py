@@ -95,7 +95,7 @@ def test_without_a_fork_server_a_process_of_its_own_is_asked(cold_starter: ColdS
 def test_what_the_code_itself_hands_over_is_named_by_its_key_as_well(trials: Any) -> None:
     result = trials.run("plain.py", zero={"stage": 1, "reduce_bucketsize": 1})
     assert result.outcome is Outcome.INVALID, result.reason
-    assert "DeepSpeed refuses the configuration: zero_optimization.reduce_bucketsize: DeepSpeed 0." in result.reason
+    assert "deepspeed.initialize has failed: zero_optimization.reduce_bucketsize: DeepSpeed 0." in result.reason
     assert ' has no such key. Did you mean "reduce_bucket_size"?' in result.reason
 
 

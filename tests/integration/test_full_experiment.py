@@ -263,7 +263,7 @@ def test_a_configuration_that_deepspeed_has_refused_may_be_mended(folder: Folder
     )
     arguments = folder.write_script(max_restarts=3)
     end = run_to_its_end(new_full_experiment(arguments, folder.root))
-    assert "DeepSpeed refuses the configuration: sparse_attention: DeepSpeed 0." in end.reason
+    assert "deepspeed.initialize has failed: sparse_attention: DeepSpeed 0." in end.reason
     assert folder.record["attempts"] == 1
     config.write_text(sound)
     assert run_to_its_end(resume_newest(arguments, folder.root)).completed

@@ -145,7 +145,7 @@ def _line_with(text: str, position: int) -> str:
 
 # Classifies the end of a trial from the records and logs of its ranks.
 
-REFUSED = "DeepSpeed refuses the configuration:"
+REFUSED = "deepspeed.initialize has failed:"
 """The beginning of the reason if `deepspeed.initialize` has raised an exception."""
 
 # The process of a rank shows that it got such a signal, and not who has sent it.

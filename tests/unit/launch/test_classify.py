@@ -168,11 +168,11 @@ def test_an_error_in_initialize_is_deepspeeds_refusal_unless_it_says_nothing_of_
     refused = failure("AssertionError", "Check batch related parameters.", in_initialize=True)
     assert ended([rank(failure=refused)]) == (
         "invalid",
-        "DeepSpeed refuses the configuration: AssertionError: Check batch related parameters. Log: rank0.log",
+        "deepspeed.initialize has failed: AssertionError: Check batch related parameters. Log: rank0.log",
     )
     named = dataclasses.replace(refused, refusal="train_batch_size: this is why. Change it.")
     assert ended([rank(failure=named)])[1] == (
-        "DeepSpeed refuses the configuration: train_batch_size: this is why. Change it. Log: rank0.log"
+        "deepspeed.initialize has failed: train_batch_size: this is why. Change it. Log: rank0.log"
     )
     for name, message in (("ModuleNotFoundError", "No module named 'mpi4py'"), ("DistNetworkError", "EADDRINUSE")):
         assert ended([rank(failure=failure(name, message, in_initialize=True))])[0] == "crashed"
