@@ -120,7 +120,7 @@ STEP_PARTS = (
 """The parts of a step. A plan names its parts alike; the last but `launches` are known only to a trace.
 
 `compute`: forward and backward passes. `gathering`: waiting for parameters. `reducing`: waiting for sums of gradients.
-`exchanging`: waiting for activations of other ranks. `update`: the optimizer on the device. `host_update`: the
+`exchanging`: waiting for tensors of other ranks. `update`: the optimizer on the device. `host_update`: the
 optimizer on the host. `transfers`: waiting for copies between host and device. `disk`: waiting for NVMe drives. `data`:
 waiting for a batch of a data loader. `generation`, `rewards`: the model generates texts that it trains on, and they are
 judged. `launches`: the device waits for the host to issue work. `other`: the program does something else.

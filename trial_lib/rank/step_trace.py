@@ -127,11 +127,14 @@ def window_of(events: Sequence[TraceEvent], left_out: int) -> TracedWindow:
         raise ValueError("the trace has no complete step")
     thread = ends[-1].thread
     own = sorted((each for each in events if not each.on_device and each.thread == thread), key=_by_start)
-    spans = _Host(own).spans()
+    passes = _Passes.of(own)
+    spans = _Host(own, passes).spans()
     calls = {part: [each for each in own if each.name == f"{PREFIX}{part}"] for part in (*_WHOLE, "update")}
     calls["update"] += [each for each in own if each.name == f"{PREFIX}host_update"]
     issuers = {each.number: each for each in events if not each.on_device and each.number}
-    spans += [span for each in events if each.on_device if (span := _on_device(each, issuers, calls)) is not None]
+    spans += [
+        span for each in events if each.on_device if (span := _on_device(each, issuers, calls, passes)) is not None
+    ]
     return TracedWindow(tuple(spans), ends[0].end, ends[-1].start, len(ends) - 1)
 
 
@@ -141,15 +144,35 @@ def collective_part(name: str) -> str:
     return next((part for word, part in _KINDS if word in lowered), "exchanging")
 
 
+@dataclass(frozen=True)
+class _Passes:
+    """Where the program's own collectives can be: within a pass, and not while DeepSpeed fetches parameters."""
+
+    forward: Sequence[TraceEvent]
+    backward: Sequence[TraceEvent]
+    fetches: Sequence[TraceEvent]
+
+    @classmethod
+    def of(cls, own: Sequence[TraceEvent]) -> "_Passes":
+        names = ("compute.forward", "compute.backward", "gathering")
+        return cls(*([each for each in own if each.name == PREFIX + name] for name in names))
+
+    def part_of(self, collective: str, issuer: TraceEvent) -> str:
+        part = collective_part(collective)
+        # Gradients are summed after the forward pass. Within it ranks share activations, as in a tensor product.
+        is_own = _is_within(issuer, self.forward) or (part == "gathering" and _is_within(issuer, self.backward))
+        return "exchanging" if is_own and not _is_within(issuer, self.fetches) else part
+
+
 class _Host:
     """The events of the thread that trains."""
 
-    def __init__(self, events: Sequence[TraceEvent]) -> None:
+    def __init__(self, events: Sequence[TraceEvent], passes: _Passes) -> None:
         self._events = events
+        self._passes = passes
         self._collectives = [each for each in events if each.name.startswith(_COLLECTIVE)]
         self._starts = [each.start for each in self._collectives]
         self._reducing = [each for each in events if each.name == PREFIX + REDUCES]
-        self._forward = [each for each in events if each.name == f"{PREFIX}compute.forward"]
 
     def spans(self) -> list[Span]:
         found, computed_until = [], 0
@@ -174,7 +197,7 @@ class _Host:
         if name.startswith(_LOADER):
             return "data"
         if name.startswith(_COLLECTIVE):
-            return self._of_collective(event)
+            return self._passes.part_of(name, event)
         # Operators outside DeepSpeed's calls are the training's too, such as those of a loss.
         return "" if event.is_annotation else "compute"
 
@@ -182,15 +205,12 @@ class _Host:
         if _is_within(event, self._reducing):
             return "reducing"
         last = bisect_right(self._starts, event.start) - 1
-        return "exchanging" if last < 0 else self._of_collective(self._collectives[last])
-
-    def _of_collective(self, event: TraceEvent) -> str:
-        part = collective_part(event.name)
-        # Gradients are summed after the forward pass. Within it, ranks share a tensor product.
-        return "exchanging" if part == "reducing" and _is_within(event, self._forward) else part
+        return "exchanging" if last < 0 else self._passes.part_of(self._collectives[last].name, self._collectives[last])
 
 
-def _on_device(event: TraceEvent, issuers: dict[int, TraceEvent], calls: dict[str, list[TraceEvent]]) -> Span | None:
+def _on_device(
+    event: TraceEvent, issuers: dict[int, TraceEvent], calls: dict[str, list[TraceEvent]], passes: _Passes
+) -> Span | None:
     if event.is_annotation:
         # The profiler repeats annotations on the device.
         return None
@@ -199,7 +219,7 @@ def _on_device(event: TraceEvent, issuers: dict[int, TraceEvent], calls: dict[st
     if issued in _WHOLE:
         part = issued
     elif event.name.startswith(_NCCL):
-        part = collective_part(event.name)
+        part = collective_part(event.name) if issuer is None else passes.part_of(event.name, issuer)
     elif event.name.startswith(_COPIES):
         part = "transfers"
     else:

@@ -20,7 +20,7 @@ _WORDS = {
     "compute": "computation",
     "gathering": "waiting for gathered parameters",
     "reducing": "waiting for reduced gradients",
-    "exchanging": "waiting for activations of other ranks",
+    "exchanging": "waiting for tensors of other ranks",
     "update": "the optimizer",
     "host_update": "the optimizer on the host",
     "transfers": "waiting for copies between host and device",
@@ -113,7 +113,9 @@ def _of_reduction(stage: int, zero: Mapping[str, Any], device: str) -> str:
 
 
 _ADVICE = {
-    "exchanging": "try smaller groups of tensor, sequence, expert or pipeline parallelism.",
+    "exchanging": (
+        "try smaller groups of tensor, sequence, expert or pipeline parallelism, or fewer collectives of the model's own."
+    ),
     "update": "try more accumulation, a fused optimizer, or a stage that divides its states among more ranks.",
     "host_update": "try without offload_optimizer if it fits, more accumulation, or more processor cores for a rank.",
     "transfers": "try pin_memory, or without offload if it fits.",

@@ -100,6 +100,32 @@ def test_a_sum_within_the_forward_pass_exchanges_activations():
     ) == {"compute": 3, "exchanging": 2, "reducing": 1, "other": 4}
 
 
+def test_what_the_model_gathers_by_itself_is_no_parameter():
+    negatives = TraceEvent("c10d::allgather_", 2 * S, 4 * S, thread=1)
+    fetch = TraceEvent(f"{PREFIX}gathering", S, 3 * S, thread=1, is_annotation=True)
+    passes = (
+        TraceEvent(f"{PREFIX}compute.forward", 0, 5 * S, thread=1, is_annotation=True),
+        TraceEvent(f"{PREFIX}compute.backward", 5 * S, 8 * S, thread=1, is_annotation=True),
+    )
+    recomputed = TraceEvent("c10d::allgather_", 6 * S, 7 * S, thread=1)
+    in_the_step = TraceEvent("c10d::_allgather_base_", 8 * S, 9 * S, thread=1)
+    assert events_to_parts(end_of_step(0), *passes, negatives, recomputed, in_the_step, end_of_step(10 * S)) == {
+        **{"compute": 5, "exchanging": 3, "gathering": 1, "other": 1},
+    }
+    of_stage_3 = events_to_parts(end_of_step(0), *passes, fetch, negatives, end_of_step(10 * S))
+    assert of_stage_3 == {"compute": 5, "gathering": 3, "other": 2}
+
+
+def test_on_a_gpu_too():
+    forward = TraceEvent(f"{PREFIX}compute.forward", 0, 5 * S, thread=1, is_annotation=True)
+    issued = [TraceEvent("c10d::allreduce_", at * S, at * S + 1, thread=1, number=at) for at in (1, 6)]
+    kernels = [
+        TraceEvent("ncclDevKernel_AllReduce", at * S, (at + 2) * S, on_device=True, issued_by=at) for at in (1, 6)
+    ]
+    parts = events_to_parts(end_of_step(0), forward, *issued, *kernels, end_of_step(10 * S))
+    assert (parts["exchanging"], parts["reducing"]) == (2, 2)
+
+
 def test_steps_at_the_beginning_are_left_out():
     slow = TraceEvent("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", S, 4 * S, thread=1)
     assert events_to_parts(end_of_step(0), slow, end_of_step(5 * S), end_of_step(6 * S), left_out=1) == {"other": 1}
