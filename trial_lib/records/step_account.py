@@ -113,9 +113,7 @@ def _of_reduction(stage: int, zero: Mapping[str, Any], device: str) -> str:
 
 
 _ADVICE = {
-    "exchanging": (
-        "try smaller groups of tensor, sequence, expert or pipeline parallelism, or fewer collectives of the model's own."
-    ),
+    "exchanging": "try smaller groups of tensor, sequence or pipeline parallelism, or fewer collectives of the model.",
     "update": "try more accumulation, a fused optimizer, or a stage that divides its states among more ranks.",
     "host_update": "try without offload_optimizer if it fits, more accumulation, or more processor cores for a rank.",
     "transfers": "try pin_memory, or without offload if it fits.",
