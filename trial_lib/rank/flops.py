@@ -1,6 +1,7 @@
 """Model FLOPs of one micro-batch, counted on the real model while it trains."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -132,10 +133,6 @@ def _backward_attention(_gradient: Any, *forward: Any, **named: Any) -> int:
     return 2 * _forward_attention(*forward, **named)
 
 
-def _backward_flex_attention(*forward: Any, **named: Any) -> int:
-    return 2 * _forward_attention(*forward, **named)
-
-
 def _formulas() -> dict[Any, Callable[..., int]]:
     formulas: dict[Any, Callable[..., int]] = {**flop_registry, **grouped_products()}
     for name in _ATTENTION:
@@ -145,7 +142,7 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     higher_order = torch.ops.higher_order
     if hasattr(higher_order, "flex_attention"):
         formulas[higher_order.flex_attention] = _forward_attention
-        formulas[higher_order.flex_attention_backward] = _backward_flex_attention
+        formulas[higher_order.flex_attention_backward] = functools.partial(_backward_attention, None)
     return formulas
 
 

@@ -136,17 +136,6 @@ def _withdraw(config: DeepSpeedConfig, own: Mapping[str, Any], overrides: Mappin
             config.pop(key, None)
 
 
-def follow_in_accelerate(facts: ProgramFacts, needs_deepspeed: bool = True) -> None:
-    """Makes Accelerate follow the trial, before the user's program runs."""
-    when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
-    when_imported("accelerate.accelerator", functools.partial(_only_train, facts, needs_deepspeed))
-
-
-def adopt_in_accelerate() -> None:
-    """Makes the plugins that train follow a full experiment's configuration, which all plugins have read."""
-    when_imported("accelerate.accelerator", functools.partial(_settle_roles, ProgramFacts()))
-
-
 def start_over() -> None:
     """Drops the state that all Accelerators of a process share, because the program is run again."""
     state: Any = sys.modules.get("accelerate.state")
@@ -326,7 +315,8 @@ def install(
     )
     when_imported("transformers.utils.hub", _upload_nothing)
     when_imported("peft.peft_model", lambda module: _save_where(to_save_model, module.PeftModel))
-    follow_in_accelerate(facts, needs_deepspeed=not beside)
+    when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
+    when_imported("accelerate.accelerator", functools.partial(_only_train, facts, not beside))
     if beside:
         without_deepspeed.install(beside, overrides, observer)
 
@@ -339,7 +329,8 @@ def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
     when_imported("transformers.training_args", functools.partial(_take_batch, ds_config))
     if is_in_code:
         when_imported("accelerate.utils.deepspeed", functools.partial(_merge_difference, ds_config))
-        adopt_in_accelerate()
+        # The plugins that train follow the experiment's configuration, which all plugins have read.
+        when_imported("accelerate.accelerator", functools.partial(_settle_roles, ProgramFacts()))
 
 
 def _take_batch(ds_config: Mapping[str, Any], module: ModuleType) -> None:

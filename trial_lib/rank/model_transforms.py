@@ -74,7 +74,8 @@ def _are_stages(blocks: Sequence[Any]) -> bool:
 
 
 def _size(module: Any) -> int:
-    return sum(map(_elements, module.parameters()))
+    # The elements of its parameters, which ZeRO-3 may have partitioned.
+    return sum(int(getattr(each, "ds_numel", each.numel())) for each in module.parameters())
 
 
 def _is_worth_it(block: Any) -> bool:
@@ -89,11 +90,6 @@ def _own_operations(module: Any) -> int:
     if any(True for _ in module.children()):
         return int(not isinstance(module, (*_LISTS, torch.nn.Sequential)))
     return int(not isinstance(module, (*_LISTS, torch.nn.Sequential, *_KEEP_THEIR_RESULT)))
-
-
-def _elements(parameter: Any) -> int:
-    # The elements of a parameter, which ZeRO-3 may have partitioned.
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _outermost(module: Any, kinds: Collection[type], blocks: Collection[int]) -> Iterator[Any]:

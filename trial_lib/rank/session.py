@@ -230,7 +230,8 @@ class SweepSession:
         if measurement is None:
             # The program has caught `NextSize` somewhere, or breaks up the process group.
             self._end_group(_NOT_REPEATABLE, status=1)
-        interruptible = let_nothing_interrupt()
+        # The program's own signal handlers must not raise within a record.
+        interruptible = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._measured_at = now()
         self._records.write(replace(measurement, time=self._measured_at), self.size, self.sandbox.way)
         is_measured = measurement.outcome in ("completed", "too_slow")
@@ -333,11 +334,6 @@ class SweepSession:
             else:
                 os.environ[name] = value
         _write_to(size.logs[self._rank])
-
-
-def let_nothing_interrupt() -> set[int]:
-    """Stops the program's own signal handlers from raising within a record. Returns the signals blocked before."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def _meet() -> None:

@@ -378,7 +378,7 @@ def since_last(
     ratio = ratio_between(values[0], values[1], values[2:], unknown)
     later, reference, is_regression = 1, [last], False
     # Whatever has changed: a fall counts from the best level since the last one that was told.
-    held = _since_regression(earlier)
+    held = earlier[max((place for place, study in enumerate(earlier) if study.regressed), default=0) :]
     levels = [*(_throughputs(study.best.trials) for study in held), values[0]]
     fall = largest_fall(levels, with_data(unknown, levels))
     is_regression = fall.ratio.high < 1.0 and fall.ratio.value <= 1.0 - _NEGLIGIBLE
@@ -405,11 +405,6 @@ def with_data(unknown: float, levels: Sequence[Sequence[float]]) -> float:
     """
     scatters = [statistics.variance(map(math.log, values)) / len(values) for values in levels if len(values) > 1]
     return math.sqrt(unknown**2 + (statistics.fmean(scatters) if scatters else 0.0))
-
-
-def _since_regression(studies: Sequence[EarlierStudy]) -> Sequence[EarlierStudy]:
-    begins = max((place for place, study in enumerate(studies) if study.regressed), default=0)
-    return studies[begins:]
 
 
 def _in_space(candidate: Candidate, problem: SearchProblem) -> dict[str, Any] | None:

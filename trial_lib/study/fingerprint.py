@@ -293,15 +293,16 @@ class Edits:
             now = {name: _signature(path) for name, path in self._files.items()}
             touched = [name for name, signature in now.items() if signature != self._seen[name]]
             self._seen = now
-            edited = [name for name in touched if name not in self._told and self._is_edited(name)]
+            edited = [
+                name
+                for name in touched
+                if name not in self._told and file_hash(self._files[name]) != self._hashes[name]
+            ]
             for name in edited:
                 self._told[name] = f"{name} (gone)" if now[name] is None else name
                 self._tell(name)
             if any(self._files[name] != self._config for name in edited):
                 self._mix()
-
-    def _is_edited(self, name: str) -> bool:
-        return file_hash(self._files[name]) != self._hashes[name]
 
     def _tell(self, name: str) -> None:
         if self._files[name] == self._config:

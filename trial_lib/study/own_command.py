@@ -472,14 +472,11 @@ def _by_name(edits: _Edits, setting: str, value: Any) -> _Spot | None:
             continue
         name = key[-1].rpartition(".")[2].replace("-", "_")
         for rank, pattern in enumerate(patterns):
-            if re.search(pattern, name, re.IGNORECASE) and not _is_other(setting, name):
+            is_other = setting == MICRO_BATCH and re.search("accum", name, re.IGNORECASE)
+            if re.search(pattern, name, re.IGNORECASE) and not is_other:
                 found.append((rank, 0 if isinstance(spot, str) else len(key), spot))
                 break
     return min(found, key=lambda each: each[:2])[2] if found else None
-
-
-def _is_other(setting: str, name: str) -> bool:
-    return setting == MICRO_BATCH and bool(re.search("accum", name, re.IGNORECASE))
 
 
 def _beside_sibling(edits: _Edits, key: str, known: KnownProgram) -> tuple[Path, Key] | None:

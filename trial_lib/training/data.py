@@ -359,10 +359,6 @@ class DataLoader:
             )
         return batches
 
-    def _torch_loader(self, batch_sampler: Any, generator: torch.Generator) -> "torch.utils.data.DataLoader[Any]":
-        options = {**self._options, "generator": generator}
-        return torch.utils.data.DataLoader(self.dataset, batch_sampler=batch_sampler, **options)
-
 
 class _SeededLoader:
     """torch's loader over given batches. Each is read under random states that follow from its number."""
@@ -373,8 +369,9 @@ class _SeededLoader:
         # torch draws a seed for the workers at each pass. Without this generator it would be the process's.
         self._generator = torch.Generator()
         self._in_workers = loader.num_workers > 0
-        packed = BatchesForWorkers(batches, entropy, first) if self._in_workers else batches
-        self._loader = loader._torch_loader(packed, self._generator)
+        packed: Any = BatchesForWorkers(batches, entropy, first) if self._in_workers else batches
+        options = {**loader._options, "generator": self._generator}
+        self._loader = torch.utils.data.DataLoader(loader.dataset, batch_sampler=packed, **options)
 
     def __iter__(self) -> Iterator[Any]:
         self._generator.manual_seed(derived_seed("workers", *self._entropy))
