@@ -19,19 +19,8 @@ EXPERIMENT := $(EXAMPLE)/demo.yaml $(EXAMPLE)
 # All that `python -m zerotune.flows.prepare EXPERIMENT CODE` imports.
 EARLY := torch deepspeed pyyaml platformdirs nvidia-ml-py
 
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
-# No assertion of these depends on seconds. Their trials lock the cores that they take (tests/beside_fixtures.py).
-BESIDE := $(patsubst %,tests/integration/test_%.py, \
-    full_experiment command_line foreseen_numbers accelerate mlflow_in_browser foreseen_run plan_in_browser any_program \
-    training_distributed training_loop huggingface_trainer config_check foreseen_programs training_resume foreseen_texts \
-    tune_from_plan leading_imports foreseen_experts foreseen_paths foreseen_disks report_in_browser foreseen_endings foreseen_speech plan endings \
-    measure_user_files rules_against_deepspeed program_facts measure_flops launch_isolation \
-    profile_as_typed precision loader_workers resumed_programs wrappers uv_run trial_class_trials doctor_command tensor_parallel \
-    real_folder losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
-    estimate_command show_command trainer_callback states_against_deepspeed foreseen_micro_batches devices_as_written \
-    batch_places trial_examples measure_longest_batch measure_compiled spoilt_fork_server core_api turned_loaders \
-    typed_stages trainer_of_trials op_builds slots_of_users measure_trace copied_study devices_of_ranks \
-    fixed_batches)
+# Slow files first, so that small ones fill the end.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/chaos tests/cuda tests/unit
 
 # Each in an environment of its own, as the long tests of typed stages want them. A torch of processors goes with neither
 # torchvision nor torchaudio, which LLaMA-Factory imports.
@@ -49,15 +38,16 @@ demo-study: $(PACKAGES)
 	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/demo.yaml > $(VENV)/demo.yaml
 	$(BIN)/zerotune adaptive $(VENV)/demo.yaml $(EXAMPLE) --max-trials 10
 
-# Tests that no other test disturbs run side by side, a file at a time, the slow files first. The others measure seconds,
-# or search for what is fastest, and want the machine for themselves.
+# Tests that no other test disturbs run side by side, a file at a time. Their trials lock the cores that they take
+# (tests/beside_fixtures.py). The others measure seconds, or search for what is fastest, and want the machine for
+# themselves: pytest.mark.alone.
 test: $(PREPARED)
-	$(BIN)/python -m pytest -m "not long" $(SIDE_BY_SIDE) $(BESIDE) tests/unit
-	$(BIN)/python -m pytest -m "not long" $(BESIDE:%=--ignore=%) tests/integration tests/cuda tests/chaos
+	$(BIN)/python -m pytest -m "not long and not alone" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "not long and alone" tests/integration tests/chaos tests/cuda
 
 test-all: $(PREPARED)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(BESIDE) tests/unit
-	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%) tests/integration tests/cuda tests/chaos
+	$(BIN)/python -m pytest -m "not alone" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m alone tests/integration tests/chaos tests/cuda
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

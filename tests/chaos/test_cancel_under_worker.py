@@ -24,6 +24,8 @@ from worker_fixtures import (
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.flows.up import HEARTBEAT_S
 
+pytestmark = pytest.mark.alone
+
 # Long enough to be caught in the middle of it.
 SLOW = "--largest_micro_batch 300 --num_steps 100 --step_seconds 0.1"
 CANCELLED_S, GONE_S = 8.0, 1.0

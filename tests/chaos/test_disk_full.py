@@ -11,7 +11,7 @@ from study_fixtures import Zerotune
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.result import Outcome
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(400)]
 
 SEARCH = ("binary", "-mt", "5", "-z", "1", "-mct", "1")
 _SIZE_MIB = 128

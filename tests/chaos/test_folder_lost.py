@@ -11,7 +11,7 @@ from study_fixtures import Running, Study, Zerotune
 
 from zerotune.flows.prefect_server import PrefectServer
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(400)]
 
 SEARCH = ("binary", "-mt", "5", "-z", "1", "-mct", "1")
 PROGRAM = "--largest_micro_batch 300 --num_steps 100 --step_seconds 0.2"

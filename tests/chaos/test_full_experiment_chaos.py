@@ -15,6 +15,8 @@ from zerotune.trial_lib.messages.files import MetricsReader
 from zerotune.trial_lib.study import program
 from zerotune.trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
+pytestmark = pytest.mark.alone
+
 
 def start(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Running:
     command = folder.command(home)

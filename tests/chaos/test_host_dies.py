@@ -25,7 +25,7 @@ from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.result import Outcome
 
 # Parts of this machine stand for hosts, each with a core of its own.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2, "cpu")]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2, "cpu")]
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 ENDLESS = StepWindow(start_step=2, end_step=10**6, max_steps=10**6)

@@ -18,6 +18,8 @@ from study_fixtures import BIN, Zerotune
 
 from zerotune.trial_lib.doctor import abandoned_buffers
 
+pytestmark = pytest.mark.alone
+
 MARK = "ZEROTUNE_TEST_OF"
 STUDY = ("random", "-mt", "3", "-z", "1", "-mct", "1", "-m", "throughput")
 NO_ROOM = "can't allocate memory"

@@ -18,6 +18,8 @@ from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_en
 from zerotune.trial_lib.launch.trial import run_trial
 from zerotune.trial_lib.messages.orders import StepWindow
 
+pytestmark = pytest.mark.alone
+
 SPAWN = multiprocessing.get_context("spawn")
 BUILDERS = ["ShareMemCommBuilder"]
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)

@@ -13,6 +13,8 @@ from study_fixtures import Zerotune
 from test_tracking_away import runs_exist
 from worker_fixtures import is_training
 
+pytestmark = pytest.mark.alone
+
 QUICK = "--largest_micro_batch 40 --num_steps 20 --step_seconds 0.05"
 # Enough trials to find a size that runs.
 SEARCH = ("binary", "-mt", "8", "-z", "1", "-mct", "1")

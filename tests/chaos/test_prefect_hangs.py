@@ -17,6 +17,8 @@ from study_fixtures import BIN, Zerotune, query, words_of
 from test_study_kills import users_server  # noqa: F401
 from worker_fixtures import is_training
 
+pytestmark = pytest.mark.alone
+
 QUICK = "--largest_micro_batch 40 --num_steps 20 --step_seconds 0.05"
 SEARCH = ("binary", "-mt", "4", "-z", "1", "-mct", "1")
 # Trials of some seconds, after which the server is back before the end.

@@ -12,6 +12,8 @@ from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome
 
+pytestmark = pytest.mark.alone
+
 KILLS = 5
 LONGEST_LIFE_S = 8.0
 

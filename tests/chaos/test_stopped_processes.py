@@ -13,6 +13,8 @@ import pytest
 from study_fixtures import BIN
 from test_launch_chaos import completes, driven, gone, own_starter, ranks_of, started  # noqa: F401
 
+pytestmark = pytest.mark.alone
+
 
 @dataclass(frozen=True)
 class Guarded:

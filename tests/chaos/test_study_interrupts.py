@@ -11,6 +11,8 @@ from study_fixtures import Study, Zerotune, words_of
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.study.history import Asked, AskedSweep, Told, Withdrawn
 
+pytestmark = pytest.mark.alone
+
 SEARCH = ("binary", "-mt", "4", "-z", "1", "-mct", "1")
 # Long enough to be caught in the middle of it.
 SLOW = "--largest_micro_batch 300 --num_steps 100 --step_seconds 0.1"

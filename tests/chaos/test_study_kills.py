@@ -22,7 +22,7 @@ from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.study.history import PROFILE_NUMBER, SUBMITTED_NUMBER
 from zerotune.trial_lib.tracking.sync import StudySync
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 # A trial takes seconds: long enough to be caught in the middle of it.
 SLOW = "--largest_micro_batch 300 --num_steps 100 --step_seconds 0.05"

@@ -12,6 +12,8 @@ from study_fixtures import is_alive
 
 from zerotune.trial_lib.launch.processes.watchdog import TiedProcess
 
+pytestmark = pytest.mark.alone
+
 # A server with a worker of its own in another session, as MLflow and uvicorn have them.
 SERVER = (
     "import subprocess, time\n"

@@ -11,7 +11,7 @@ from study_fixtures import Study, Zerotune
 
 from zerotune.flows.prefect_server import PrefectServer
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(400)]
 
 # In operation it is minutes. The pauses between the attempts double from one second to thirty, whatever the time.
 AWAY_S = 20

@@ -9,7 +9,7 @@ from benchmarks.gpu.kit import MODELS, TOY
 from zerotune.trial_lib.launch.starters import rank_environment
 from zerotune.trial_lib.messages.orders import StepWindow
 
-pytestmark = pytest.mark.devices(1, "cuda")
+pytestmark = [pytest.mark.alone, pytest.mark.devices(1, "cuda")]
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 GIB = 2**30

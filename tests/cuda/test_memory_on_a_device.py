@@ -12,7 +12,7 @@ from device_fixtures import host_of_tests
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.messages.orders import StepWindow
 
-pytestmark = pytest.mark.devices(1, "cuda")
+pytestmark = [pytest.mark.alone, pytest.mark.devices(1, "cuda")]
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 MIB, GIB = 2**20, 2**30

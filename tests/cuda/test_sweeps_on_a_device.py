@@ -12,7 +12,7 @@ from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Sweep
 from zerotune.trial_lib.records.result import TrialResult
 
-pytestmark = pytest.mark.devices(1, "cuda")
+pytestmark = [pytest.mark.alone, pytest.mark.devices(1, "cuda")]
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 SIZES = (2, 8, 32)

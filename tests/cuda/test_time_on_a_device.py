@@ -6,7 +6,7 @@ import pytest
 
 from zerotune.trial_lib.messages.orders import StepWindow
 
-pytestmark = pytest.mark.devices(1, "cuda")
+pytestmark = [pytest.mark.alone, pytest.mark.devices(1, "cuda")]
 
 WINDOW = StepWindow(start_step=5, end_step=24, max_steps=20)
 

@@ -11,6 +11,8 @@ import pytest
 from conftest import PROGRAMS
 from study_fixtures import Zerotune
 
+pytestmark = pytest.mark.alone
+
 EXAMPLES = PROGRAMS.parents[1] / "examples"
 FRAMEWORKS = Path(os.environ.get("ZEROTUNE_FRAMEWORKS", EXAMPLES.parent / "build" / "frameworks"))
 

@@ -25,6 +25,7 @@ def run_kit(out: Path, *stages: str, seconds: float = SECONDS, device: str = "cp
     return run.returncode, written
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.devices(1, "cpu")
 @pytest.mark.timeout(1800)
@@ -39,6 +40,7 @@ def test_a_stage_runs_to_its_end(tmp_path: Path, stage: str) -> None:
     assert any(check["outcome"] == "pass" for check in found["checks"])
 
 
+@pytest.mark.alone
 @pytest.mark.devices(1, "cpu")
 @pytest.mark.long
 def test_a_stage_beyond_its_limit_is_killed_and_costs_no_other_its_record(tmp_path: Path) -> None:

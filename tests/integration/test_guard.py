@@ -74,6 +74,7 @@ def test_what_ranks_leave_of_nccl_that_are_killed_while_they_connect_is_gone(gua
         held.unlink()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("what", "ended_by"), [("builds", "ranks"), ("trains", "deadline")])
 def test_a_deadline_passes_over_what_ranks_build(guarded: Guarded, what: str, ended_by: str) -> None:
     ending = guarded.run(

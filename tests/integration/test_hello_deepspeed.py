@@ -12,7 +12,7 @@ import pytest
 from server_fixtures import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hello_deepspeed"
-pytestmark = pytest.mark.devices(2)
+pytestmark = [pytest.mark.alone, pytest.mark.devices(2)]
 
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
 SMALL = ["--layers", "1", "--hidden", "32", "--log_every", "1"]

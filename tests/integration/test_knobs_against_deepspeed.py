@@ -22,7 +22,7 @@ from zerotune.trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOA
 from zerotune.trial_lib.search.effects import Surroundings
 from zerotune.trial_lib.search.knobs import STAGE, ZERO_STAGES, set_knob
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(900)]
 
 RANKS = 2
 LAYERS, WIDTH = 6, 32

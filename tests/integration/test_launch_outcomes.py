@@ -17,7 +17,10 @@ GIB = 2**30
 
 @pytest.mark.parametrize(
     ("starter", "stage"),
-    [("warm", 1), ("warm", 3), *(pytest.param("cold", stage, marks=pytest.mark.long) for stage in (1, 3))],
+    [
+        ("warm", 3),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("warm", 1), ("cold", 1), ("cold", 3))),
+    ],
 )
 def test_a_trial_that_needs_more_than_its_slot_has_is_out_of_memory(trials, starter, stage):
     # Only rank 1 needs so much; rank 0 loses its connection to it.
@@ -56,6 +59,7 @@ def test_memory_that_ran_out_while_deepspeed_initialised_is_out_of_memory(trials
     assert result.outcome == "out_of_memory", result.reason
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_trial_beyond_its_deadline_is_ended_with_all_that_it_started(trials, starter):
     slots, deadline = (2, 4.0) if starter == "warm" else (1, 12.0)
@@ -71,7 +75,8 @@ def test_a_trial_beyond_its_deadline_is_ended_with_all_that_it_started(trials, s
     assert not any(trials.is_alive(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("hang", ["sleep", "spin", ""])
+@pytest.mark.alone
+@pytest.mark.parametrize("hang", ["sleep", "spin", pytest.param("", marks=pytest.mark.long)])
 def test_a_cancelled_trial_is_gone_within_two_seconds(trials, hang):
     plan = trials.plan("children.py", "--hang", hang, slots=2, window=StepWindow(3, 1000, max_steps=10**6))
     running = trials.start(plan)
@@ -107,6 +112,7 @@ def test_an_exception_of_the_program_is_crashed_with_its_words(trials):
     assert "Traceback" in trials.log(result)
 
 
+@pytest.mark.alone
 def test_an_exception_on_one_rank_is_the_cause_and_its_peers_are_not(trials):
     started = time.monotonic()
     result = trials.run("ends.py", "--how", "raise on one", "--steps", "2", slots=2)
@@ -119,7 +125,7 @@ def test_an_exception_on_one_rank_is_the_cause_and_its_peers_are_not(trials):
     ("how", "words"),
     [
         ("before", "The program ended without calling deepspeed.initialize."),
-        ("exit 3", "SystemExit: 3"),
+        pytest.param("exit 3", "SystemExit: 3", marks=pytest.mark.long),
         ("exit with words", "SystemExit: No checkpoint to resume from."),
     ],
 )
@@ -129,7 +135,7 @@ def test_a_program_that_ends_too_early_is_crashed_and_the_reason_says_why(trials
     assert words in result.reason
 
 
-@pytest.mark.parametrize("how", ["return", "destroy", "vanish"])
+@pytest.mark.parametrize("how", ["return", pytest.param("destroy", marks=pytest.mark.long), "vanish"])
 def test_a_program_that_trains_for_too_few_steps_is_out_of_data(trials, how):
     result = trials.run("ends.py", "--how", how, "--steps", "2")
     assert result.outcome == "out_of_data"

@@ -59,6 +59,7 @@ def hold(lock_dir, ready):
         time.sleep(600)
 
 
+@pytest.mark.alone
 def test_a_killed_holders_slots_are_free_at_once(tmp_path):
     ours, theirs = SPAWN.Pipe()
     holder = SPAWN.Process(target=hold, args=(tmp_path, theirs))
@@ -164,6 +165,7 @@ def come_and_go(lock_dir, host):
             time.sleep(0.02)
 
 
+@pytest.mark.alone
 def test_who_wants_all_slots_gets_them_beside_many_that_come_and_go(tmp_path):
     host = Host("cpu", [str(number) for number in range(8)], 2**30)
     small = [SPAWN.Process(target=come_and_go, args=(tmp_path, host), daemon=True) for _ in range(8)]

@@ -18,7 +18,7 @@ STAGES = ("layouts/stages.py", "--pipeline_stages", "pipeline")
 SEQUENCES = ("layouts/sequences.py", "--sequence-ranks", "sequence")
 EXPERTS = ("experts.py", "--ep_size", "expert")
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 
 def plan(

@@ -13,6 +13,8 @@ from study_fixtures import Zerotune
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome
 
+pytestmark = pytest.mark.alone
+
 TRAIN = ["python", "train.py", "--batch_size", "8", "--accumulate", "2"]
 
 

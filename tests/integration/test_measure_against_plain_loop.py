@@ -18,6 +18,8 @@ from zerotune.trial_lib.launch.locks import reserved_port
 from zerotune.trial_lib.launch.starters import rank_environment
 from zerotune.trial_lib.messages.orders import StepWindow
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = Path(__file__).parents[1] / "programs" / "transformer.py"
 MICRO_BATCH, SLOTS, WARM_UP, STEPS, ROUNDS = 8, 2, 3, 25, 5
 WINDOW = StepWindow(start_step=WARM_UP + 1, end_step=WARM_UP + STEPS, max_steps=STEPS)

@@ -18,6 +18,7 @@ def completed(result):
     return result.metrics
 
 
+@pytest.mark.alone
 def test_latency_counts_optimizer_steps_and_the_loading_of_their_data(trials):
     for accumulation in (1, 3):
         metrics = completed(trials.run("slow_data.py", micro_batch=2, accumulation=accumulation, window=SHORT))
@@ -26,6 +27,7 @@ def test_latency_counts_optimizer_steps_and_the_loading_of_their_data(trials):
         assert metrics["throughput"] == pytest.approx(2 * accumulation / metrics["latency"])
 
 
+@pytest.mark.alone
 def test_the_parts_of_a_step_leave_out_the_loading_of_data(trials):
     metrics = completed(trials.run("slow_data.py", accumulation=3, window=SHORT))
     parts = [metrics[part] for part in ("forward", "backward", "step")]
@@ -33,6 +35,7 @@ def test_the_parts_of_a_step_leave_out_the_loading_of_data(trials):
     assert sum(parts) < metrics["latency"] - 0.05
 
 
+@pytest.mark.alone
 def test_the_parts_of_a_step_make_up_most_of_it_where_data_cost_nothing(trials):
     result = trials.run("transformer.py", micro_batch=4, window=StepWindow(start_step=3, end_step=8, max_steps=6))
     metrics = completed(result)
@@ -89,13 +92,16 @@ def test_the_losses_are_those_of_the_first_and_the_last_counted_step(trials):
     assert (metrics["loss_first"], metrics["loss_last"]) == (6.0, 10.0)
 
 
-@pytest.mark.parametrize("window", [StepWindow(2, 4, max_steps=3), StepWindow(4, 4, max_steps=1)])
+@pytest.mark.parametrize(
+    "window", [StepWindow(2, 4, max_steps=3), pytest.param(StepWindow(4, 4, max_steps=1), marks=pytest.mark.long)]
+)
 def test_steps_are_counted_from_the_first_to_the_last_that_were_asked_for(trials, window):
     result = trials.run("known_losses.py", window=window)
     assert completed(result)["loss_first"] == window.start_step
     assert len(result.step_times) == window.min_steps == result.metrics["measured_steps"]
 
 
+@pytest.mark.alone
 def test_more_steps_are_measured_while_their_times_vary(trials):
     result = trials.run("slow_data.py", "--varies", "1", window=StepWindow(max_steps=30, max_seconds=60))
     metrics = completed(result)
@@ -105,7 +111,8 @@ def test_more_steps_are_measured_while_their_times_vary(trials):
     assert metrics["latency_spread"] > 0.005
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.alone
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_a_program_that_waits_for_workers_pays_the_mean_of_their_bursts(trials, workers):
     result = trials.run("slow_loader.py", "--workers", str(workers), micro_batch=16)
     metrics = completed(result)
@@ -114,6 +121,7 @@ def test_a_program_that_waits_for_workers_pays_the_mean_of_their_bursts(trials, 
     assert metrics["throughput"] == pytest.approx(100 * workers, rel=0.25)
 
 
+@pytest.mark.alone
 def test_a_measurement_ends_after_its_seconds(trials):
     window = StepWindow(max_steps=1000, max_seconds=0.4, relative_error=0.0)
     result = trials.run("slow_data.py", window=window)
@@ -165,8 +173,10 @@ def _own_high_water_mark(pid):
     return (int(kib["VmHWM"]) - int(kib["RssFile"])) * 1024 if kib else None
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    ("stage", "slots"),
+    [(1, 1), (3, 2), *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, 2), (3, 1)))],
+)
 def test_the_profile_counts_parameters_once(trials, stage, slots):
     window = StepWindow(1, 1, max_steps=1)
     result = trials.run(
@@ -231,7 +241,9 @@ def test_outputs_that_a_program_gives_their_gradient_are_no_loss(trials):
     assert result.losses == []
 
 
-@pytest.mark.parametrize("how", ["return", "destroy", "exit 0"])
+@pytest.mark.parametrize(
+    "how", ["return", *(pytest.param(how, marks=pytest.mark.long) for how in ("destroy", "exit 0"))]
+)
 def test_a_program_that_ends_by_itself_after_enough_steps_is_measured(trials, how):
     window = StepWindow(3, 5, max_steps=1000, max_seconds=60, relative_error=0.0)
     result = trials.run("ends.py", "--how", how, "--steps", "9", slots=2, window=window)

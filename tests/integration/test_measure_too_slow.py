@@ -8,6 +8,8 @@ import pytest
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 
+pytestmark = pytest.mark.alone
+
 LONG = StepWindow(start_step=2, end_step=21, max_steps=20)
 
 
@@ -17,7 +19,7 @@ def trial(trials: Any, to_beat: float | None, **options: Any) -> TrialResult:
     return result
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_trial_that_cannot_reach_the_best_is_stopped_on_all_ranks(trials: Any, slots: int) -> None:
     result = trial(trials, to_beat=1e6, slots=slots)
     assert result.outcome is Outcome.TOO_SLOW

@@ -60,7 +60,7 @@ class FirstRun:
         return run(plans, both, starter, this_host(), trials.lock_dir, cancelled, self.notes.append, lambda *_: None)
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_program_trains_on_and_is_measured_as_typed(trials: Trials, warm_starter: WarmStarter, slots: int) -> None:
     run = FirstRun(trials, warm_starter, "transformer.py", slots=slots)
     assert run.profile.outcome is run.own.outcome is Outcome.COMPLETED, (run.profile.reason, run.own)
@@ -78,6 +78,7 @@ def test_the_program_trains_on_and_is_measured_as_typed(trials: Trials, warm_sta
     assert run.own.memory.after_initialize == run.profile.memory.after_initialize
 
 
+@pytest.mark.alone
 def test_it_measures_what_a_trial_of_its_own_measures(trials: Trials, warm_starter: WarmStarter) -> None:
     run = FirstRun(trials, warm_starter, "transformer.py")
     plan = dataclasses.replace(
@@ -96,7 +97,9 @@ def test_it_measures_what_a_trial_of_its_own_measures(trials: Trials, warm_start
     assert above[0] == pytest.approx(above[1], rel=0.5, abs=20e6)
 
 
-@pytest.mark.parametrize("how", ["return", "destroy", "exit 0"])
+@pytest.mark.parametrize(
+    "how", ["return", *(pytest.param(how, marks=pytest.mark.long) for how in ("destroy", "exit 0"))]
+)
 def test_a_program_that_ends_after_its_profile_leaves_the_profile(
     trials: Trials, warm_starter: WarmStarter, how: str
 ) -> None:

@@ -14,6 +14,8 @@ from benchmarks.programs.frameworks import CASES, differences, study
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.result import Outcome
 
+pytestmark = pytest.mark.alone
+
 TRAIN = """
 import sys
 import deepspeed

@@ -12,7 +12,7 @@ from postgresql_fixtures import PostgreSQL, postgresql
 from server_fixtures import Server, assert_whole_and_once, mlflow_server, prefect_server
 from study_fixtures import BIN, Zerotune
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @dataclass(frozen=True)

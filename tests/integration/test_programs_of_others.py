@@ -90,6 +90,7 @@ def number_in(words: list[str], start: str) -> int:
     return int(word.removeprefix(start))
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.parametrize("name", TYPED)
 def test_the_batch_that_is_typed_is_that_of_the_plain_programs_engine(tmp_path: Path, name: str) -> None:
@@ -98,6 +99,7 @@ def test_the_batch_that_is_typed_is_that_of_the_plain_programs_engine(tmp_path: 
 
 
 # A trial of it waits for ten seconds until it is sure that its ranks do.
+@pytest.mark.alone
 @pytest.mark.timeout(700)
 @pytest.mark.long
 def test_ranks_whose_shards_do_not_divide_are_measured_within_the_steps_that_all_of_them_have(desk: Desk) -> None:
@@ -116,6 +118,7 @@ def test_ranks_whose_shards_do_not_divide_are_measured_within_the_steps_that_all
         assert len(result.step_times) <= 2 * 48 // (micro * accumulation)
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_overrides_of_hydras_have_the_whole_answer(desk: Desk) -> None:
@@ -133,6 +136,7 @@ def test_overrides_of_hydras_have_the_whole_answer(desk: Desk) -> None:
     expect_trained_alike(tuned)
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_candidates_go_to_the_student_and_the_teacher_keeps_its_own(desk: Desk) -> None:
@@ -147,6 +151,7 @@ def test_candidates_go_to_the_student_and_the_teacher_keeps_its_own(desk: Desk) 
     assert {stage_of(result) for result in tuned.results} == {0, 1, 2, 3}
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_batches_that_are_made_by_a_budget_of_tokens_stay_as_they_are(desk: Desk) -> None:
@@ -159,6 +164,7 @@ def test_batches_that_are_made_by_a_budget_of_tokens_stay_as_they_are(desk: Desk
         assert result.metrics["throughput"] * result.metrics["latency"] > 4 * 8
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_a_program_that_ends_by_os_exit_has_been_measured_by_then(desk: Desk) -> None:
@@ -170,6 +176,7 @@ def test_a_program_that_ends_by_os_exit_has_been_measured_by_then(desk: Desk) ->
     assert not [result.reason for result in tuned.results if result.outcome is Outcome.CRASHED]
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_a_trainer_with_a_loss_of_its_own_keeps_its_arguments_and_each_candidate_alike(desk: Desk) -> None:
@@ -190,6 +197,7 @@ def test_a_trainer_with_a_loss_of_its_own_keeps_its_arguments_and_each_candidate
     assert "disagrees" not in verdicts
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_experts_are_tuned_over_the_stages_that_they_can_have(desk: Desk) -> None:
@@ -202,6 +210,7 @@ def test_experts_are_tuned_over_the_stages_that_they_can_have(desk: Desk) -> Non
             assert result.reason
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_a_batch_in_the_environment_of_a_subcommand_is_set_there(desk: Desk) -> None:
@@ -218,6 +227,7 @@ def test_a_batch_in_the_environment_of_a_subcommand_is_set_there(desk: Desk) -> 
         assert "zero_optimization." in tuned.best_command
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_a_configuration_that_a_function_computes_follows_the_options_of_fire(desk: Desk) -> None:
@@ -230,6 +240,7 @@ def test_a_configuration_that_a_function_computes_follows_the_options_of_fire(de
     assert (number_in(words, "--micro="), number_in(words, "--accumulate=")) == engine_of_best(tuned)[:2]
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: Desk) -> None:
@@ -245,6 +256,7 @@ def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: D
     assert in_recipe <= {"+per_device_train_batch_size", "+gradient_accumulation_steps"}
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_the_answer_for_a_preset_of_a_kits_is_the_kits_command_with_a_file(desk: Desk) -> None:
@@ -261,6 +273,7 @@ def test_the_answer_for_a_preset_of_a_kits_is_the_kits_command_with_a_file(desk:
     assert typed.plain_engine() == engine_of_best(tuned)
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_flags_that_repeat_the_configuration_follow_each_candidate(desk: Desk) -> None:
@@ -277,6 +290,7 @@ def test_flags_that_repeat_the_configuration_follow_each_candidate(desk: Desk) -
     expect_trained_alike(tuned)
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_flags_of_training_are_told_from_those_of_rollouts(desk: Desk) -> None:
@@ -323,6 +337,7 @@ def test_flags_that_are_not_mapped_let_no_other_run_and_every_place_says_so(desk
     assert f"{headline} {document['reason']}" in study.paths.log.read_text()
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_a_batch_that_all_ranks_divide_is_counted_by_what_arrives_at_each(desk: Desk) -> None:
@@ -340,6 +355,7 @@ def test_a_batch_that_all_ranks_divide_is_counted_by_what_arrives_at_each(desk: 
     assert typed.plain_engine() == (micro, accumulation, total)
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_sizes_at_which_ranks_are_killed_are_left_for_smaller_ones(desk: Desk) -> None:
@@ -355,6 +371,7 @@ def test_sizes_at_which_ranks_are_killed_are_left_for_smaller_ones(desk: Desk) -
     assert "The kernel kills ranks when the host's memory runs out" in note
 
 
+@pytest.mark.alone
 @STUDY
 @pytest.mark.long
 def test_a_configuration_with_a_section_of_the_autotuner_is_tuned_without_it(desk: Desk) -> None:

@@ -15,7 +15,7 @@ from zerotune.trial_lib.records.candidate import Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.history import AskedSweep, Withdrawn
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from zerotune.trial_lib.deepspeed_config.layout import AUTOTP
 from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.search.knobs import get_knob
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = Path(__file__).parents[1] / "programs" / "divided"
 EXPERIMENT = """
 name: divided

@@ -16,7 +16,7 @@ search_space:
   zero_optimization.contiguous_gradients: [true, false]
 """
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 
 @pytest.fixture

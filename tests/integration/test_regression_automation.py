@@ -56,6 +56,7 @@ def is_paused(client: SyncPrefectClient, deployment: "UUID", within_s: float) ->
     return True
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_it_pauses_the_deployment_whose_run_has_regressed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # One that is there for more than a command.

@@ -8,7 +8,7 @@ from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune
 
 FIGURES = {"throughput.html", "memory.html", "progress.html", "knobs.html"}
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from zerotune.trial_lib.records.candidate import Purpose
 if TYPE_CHECKING:
     from zerotune.flows.prefect_server import PrefectServer
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 # A step costs what it costs, so larger batches win by far.
 COMMAND = ("adaptive", "--from-earlier", "-mt", "3", "--free-batch", "--max-micro-batch", "8", "-m", "throughput")

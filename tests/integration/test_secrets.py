@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from study_fixtures import Zerotune
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(1200)]
 
 # Where each stands.
 SECRETS = {

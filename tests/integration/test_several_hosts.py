@@ -18,7 +18,7 @@ from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 # Parts of this machine stand for hosts, each with a core of its own.
-pytestmark = pytest.mark.devices(2, "cpu")
+pytestmark = [pytest.mark.alone, pytest.mark.devices(2, "cpu")]
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 

@@ -13,6 +13,8 @@ from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.trial import run_trial
 from zerotune.trial_lib.messages.orders import StepWindow
 
+pytestmark = pytest.mark.alone
+
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 ENDLESS = StepWindow(start_step=2, end_step=10**6, max_steps=10**6, max_seconds=10**6)
 SHM = Path("/dev/shm")

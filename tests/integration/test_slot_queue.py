@@ -11,6 +11,8 @@ import pytest
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.launch.slots import held_slots
 
+pytestmark = pytest.mark.alone
+
 SPAWN = multiprocessing.get_context("spawn")
 HOST = Host("cpu", ["0", "1", "2", "3"], 2**30)
 SIZES = (2, 1, 4, 1, 1, 3, 2, 1, 4, 1, 2, 1)

@@ -27,6 +27,8 @@ from zerotune.trial_lib.launch.slots import held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
 
+pytestmark = pytest.mark.alone
+
 SPAWN = multiprocessing.get_context("spawn")
 HOST = Host("cpu", ["0", "1", "2"], 2**30)
 WORKERS, KILLS = 4, 12

@@ -125,6 +125,7 @@ def above_initialize(result: TrialResult) -> int:
     return max(peak - after for peak, after in zip(memory.peak, memory.after_initialize, strict=True))
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_size_that_hangs_ends_the_group_at_its_own_deadline(sweeps: Sweeps) -> None:
     plans = sweeps.plans("hangs_at_size.py", "--hangs_at", "4", sizes=(2, 4, 8, 16), deadline_s=10.0)
@@ -136,6 +137,7 @@ def test_a_size_that_hangs_ends_the_group_at_its_own_deadline(sweeps: Sweeps) ->
     assert 10.0 <= time.monotonic() - began < 4 * 10.0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_each_size_of_a_script_is_a_trial_of_its_own(sweeps: Sweeps, stage: int) -> None:
     plans = sweeps.plans("plain.py", sizes=(2, 4, 8), train_batch=32, slots=2, zero={"stage": stage})
@@ -249,7 +251,11 @@ def test_an_out_of_memory_that_nobody_foresaw_keeps_what_was_measured(sweeps: Sw
 
 @pytest.mark.parametrize(
     ("script", "arguments"),
-    [("runs_once.py", ()), ("holds_on.py", ()), ("holds_on.py", ("--destroys", "yes"))],
+    [
+        ("runs_once.py", ()),
+        ("holds_on.py", ()),
+        pytest.param("holds_on.py", ("--destroys", "yes"), marks=pytest.mark.long),
+    ],
     ids=["fails the second time", "swallows the exception", "destroys the process group"],
 )
 def test_a_program_that_cannot_be_run_twice_is_measured_once(
@@ -281,6 +287,7 @@ def test_a_program_that_destroys_its_group_at_its_own_end_is_swept(sweeps: Sweep
     assert outcomes(ends) == ["completed"] * 2, reasons(ends)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", [pytest.param("cancel", marks=pytest.mark.long), "kill"])
 def test_a_sweep_that_ends_in_the_middle_leaves_nothing_alive(sweeps: Sweeps, trials: Trials, how: str) -> None:
     plans = sweeps.plans("children.py", sizes=(2, 4, 8), slots=2)
@@ -350,6 +357,7 @@ LARGER = ("--hidden", "256", "--layers", "4", "--length", "128")
 WINDOW = StepWindow(start_step=3, end_step=10, max_steps=12, max_seconds=30)
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stage", [1, 3])

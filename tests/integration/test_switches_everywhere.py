@@ -18,7 +18,7 @@ from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.records.switches import switches_of
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ ANY = Path(__file__).parents[1] / "programs" / "any"
 CHECKPOINTING = "model:activation_checkpointing"
 SHOWN = re.compile(r"^own (\w+) twice (\w+)$", re.MULTILINE)
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
 
 
 @pytest.fixture

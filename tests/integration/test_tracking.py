@@ -287,6 +287,7 @@ def test_several_processes_may_create_the_store(tmp_path: Path) -> None:
         assert_there_once(uri, 1, study.root.name)
 
 
+@pytest.mark.alone
 def test_a_server_that_is_away_holds_nothing_up(store: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=2)
     away = f"http://127.0.0.1:{free_port()}"
@@ -303,6 +304,7 @@ def test_a_server_that_is_away_holds_nothing_up(store: str, tmp_path: Path) -> N
     assert_there_once(store, 2)
 
 
+@pytest.mark.alone
 def test_a_server_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         paths, uri = new_study(tmp_path, trials=1), f"http://127.0.0.1:{silent.getsockname()[1]}"

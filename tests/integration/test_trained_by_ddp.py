@@ -74,7 +74,8 @@ for _ in range(100):
 """
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.alone
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_both_counters_agree_on_a_training_with_deepspeed(trials: Trials, tmp_path: Path, stage: int) -> None:
     """The same steps of one process: their seconds, their samples and their losses."""
     folder = tmp_path / "program"
@@ -182,6 +183,7 @@ def test_a_program_that_makes_its_engine_itself_is_refused_before_anything_start
     assert not (typed.folder / "zerotune-studies").exists()
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_study_measures_it_in_its_rounds_and_says_how_you_get_it(typed: Zerotune) -> None:
@@ -234,6 +236,7 @@ def type_trl(typed: Zerotune, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return type_it
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(1800)
 @pytest.mark.long
 def test_trls_own_program_is_measured_without_deepspeed(type_trl: Callable[..., dict[str, Any]]) -> None:
@@ -244,6 +247,7 @@ def test_trls_own_program_is_measured_without_deepspeed(type_trl: Callable[..., 
     assert first["way"] == "distributed_type: MULTI_CPU in place of DEEPSPEED in plugin.yaml"
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(1800)
 @pytest.mark.long
 def test_reinforcement_learning_is_tuned_by_its_whole_step(type_trl: Callable[..., dict[str, Any]]) -> None:

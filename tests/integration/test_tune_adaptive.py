@@ -126,6 +126,7 @@ def test_each_size_is_a_run_of_mlflow(tuned: tuple[Zerotune, dict[str, Any]]) ->
     assert {f"{number:04d}" for number in zerotune.study.results} <= trials
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_program_whose_need_varies_is_answered_with_a_size_that_fits_again(tmp_path: Path, home: Path) -> None:
     # One layer: most of what is resident is no model, and varies by a tenth from process to process.

@@ -17,7 +17,7 @@ from study_fixtures import Zerotune
 from zerotune.flows.prefect_server import PrefectServer
 
 # Each is typed with two ranks.
-pytestmark = pytest.mark.devices(2)
+pytestmark = [pytest.mark.alone, pytest.mark.devices(2)]
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "any"
 CONFIG = ("--deepspeed_config", "ds_config.json")

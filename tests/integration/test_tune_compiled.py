@@ -14,7 +14,7 @@ from study_fixtures import Study, Zerotune, query
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.result import Outcome
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(1500)]
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 OPTIONS = ("--json", "-z", "1", "--max-trials", "7", "--max-micro-batch", "4", "-m", "throughput")

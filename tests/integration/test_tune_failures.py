@@ -9,6 +9,8 @@ from study_fixtures import Running, Zerotune, query
 
 from zerotune.trial_lib.records.result import Outcome
 
+pytestmark = pytest.mark.alone
+
 # The command, but the first two times that the flow waits for the result of trial 2 it fails.
 FAILS_TWICE = """
 from zerotune.flows.cli import main

@@ -28,7 +28,7 @@ GROUPS = "tensor_parallel.autotp_size"
 
 OPTIONS = ("--json", "-z", "1", "--max-trials", "8", "-m", "throughput")
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2)]
 
 
 @pytest.fixture

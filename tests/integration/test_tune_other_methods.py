@@ -14,7 +14,7 @@ from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

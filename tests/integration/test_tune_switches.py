@@ -16,6 +16,8 @@ from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:

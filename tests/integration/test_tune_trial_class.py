@@ -26,7 +26,7 @@ EXPERIMENT = {
 }
 
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from study_fixtures import Zerotune
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.result import Outcome
 
+pytestmark = pytest.mark.alone
+
 TURNED = Path(__file__).parents[1] / "programs" / "turned"
 COMMAND = ("deepspeed", "--num_gpus", "1", "train.py", "--deepspeed_config", "ds_config.json", "--recompute")
 SHOWN = re.compile(r"recomputed (\d+) loss")

@@ -10,6 +10,8 @@ from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.folders import OwnCommand
 from zerotune.trial_lib.records.result import Outcome
 
+pytestmark = pytest.mark.alone
+
 # Of the program itself: what an argument has to survive.
 ARGUMENTS = ["two words", 'it\'s "quoted"', "", "$HOME *", "ünï", "-z", "1", "2", "line\nline"]
 SHOWS_ITS_ARGUMENTS = "\nimport json, sys\nprint('arguments ' + json.dumps(sys.argv[1:]), flush=True)\n"

@@ -16,7 +16,7 @@ from server_fixtures import free_port
 
 from zerotune.trial_lib.messages.orders import TrainingOrder
 
-pytestmark = [pytest.mark.long, pytest.mark.devices(2), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.devices(2), pytest.mark.timeout(900)]
 
 FOLDER = PROGRAMS / "turned"
 CHECKPOINTING, COMPILE = "model:activation_checkpointing", "model:compile"

@@ -26,7 +26,7 @@ from zerotune.trial_lib.messages.turned import (
 )
 from zerotune.trial_lib.records.result import Outcome
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(1200)]
 
 FOLDER = PROGRAMS / "turned"
 STEPS = 5

@@ -15,6 +15,8 @@ from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.training_command import left_to_write, trainer_options
 
+pytestmark = pytest.mark.alone
+
 ANY = PROGRAMS / "any"
 PLACE = "model:activation_checkpointing"
 

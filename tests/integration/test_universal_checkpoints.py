@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 GLOBAL_BATCH, MICRO_BATCH = 8, 2
 SAVED_AT, STEPS = 5, 4

@@ -25,6 +25,8 @@ from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 from zerotune.flows.own_server import entry_link
 from zerotune.flows.up import HEARTBEAT_S, POOL
 
+pytestmark = pytest.mark.alone
+
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"
 LATENCY_S = CANCELLED_S = 8.0

@@ -14,6 +14,8 @@ from mlflow.tracking import MlflowClient
 from server_fixtures import free_port
 from study_fixtures import BIN, Zerotune
 
+pytestmark = pytest.mark.alone
+
 OLDER = "-3"  # of Prefect's migrations: the last three taken back
 OLDER_STORE = "181f10493468"  # the revision of MLflow 1.2's stores
 

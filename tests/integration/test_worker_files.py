@@ -12,6 +12,8 @@ from conftest import Trials
 from zerotune.trial_lib.launch.starters import rank_environment
 from zerotune.trial_lib.messages.orders import StepWindow
 
+pytestmark = pytest.mark.alone
+
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 ENDLESS = StepWindow(start_step=2, end_step=10**6, max_steps=10**6, max_seconds=10**6)
 

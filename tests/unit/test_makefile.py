@@ -162,10 +162,3 @@ def test_a_torch_that_is_there_stays(demo: Demo, there: str) -> None:
     (pin,) = [line for line in pins if line.startswith("torch==")]
     assert pin == f"torch=={there}" if there else f"{pin}\n" in tested
     assert len(pins) == len(tested.splitlines())
-
-
-def test_every_file_that_runs_beside_others_is_there() -> None:
-    printed = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    named = set(re.findall(r"tests/integration/\w+\.py", printed))
-    assert named
-    assert {name for name in named if not (ROOT / name).is_file()} == set()
