@@ -69,16 +69,20 @@ def run(trials, tmp_path):
     "call",
     [
         "deepspeed.initialize(model=model, model_parameters=weights, config=OWN)",
-        "deepspeed.initialize(model=model, model_parameters=weights, config='own.json')",
-        "deepspeed.initialize(model=model, model_parameters=weights, config_params=OWN)",
-        "deepspeed.initialize(model=model, model_parameters=weights, config_params='own.json')",
         "deepspeed.initialize(None, model, None, weights, None, None, 29500, None, None, None, OWN)",
         "deepspeed.initialize(argparse.Namespace(deepspeed_config='own.json'), model, model_parameters=weights)",
-        "deepspeed.initialize(argparse.Namespace(deepscale_config='own.json'), model, model_parameters=weights)",
-        "deepspeed.initialize(model=model, model_parameters=weights, config=base64.urlsafe_b64encode("
-        "json.dumps(OWN).encode()).decode())",
+        *(
+            pytest.param(f"deepspeed.initialize({arguments})", marks=pytest.mark.long)
+            for arguments in (
+                "model=model, model_parameters=weights, config='own.json'",
+                "model=model, model_parameters=weights, config_params=OWN",
+                "model=model, model_parameters=weights, config_params='own.json'",
+                "argparse.Namespace(deepscale_config='own.json'), model, model_parameters=weights",
+                "model=model, model_parameters=weights, config=base64.urlsafe_b64encode("
+                "json.dumps(OWN).encode()).decode()",
+            )
+        ),
     ],
-    ids=["dict", "path", "params dict", "params path", "positional", "args", "deepscale", "base64"],
 )
 def test_the_candidate_arrives_wherever_the_code_has_its_configuration(run, call):
     result = run(build=f"engine, *_ = {call}", config_in_code=True)
@@ -99,7 +103,7 @@ def test_a_dictionary_of_the_code_follows_the_candidate(run):
     assert result.outcome == "completed", result.reason
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.long) for stage in (0, 2)), 3])
 def test_an_engine_that_does_not_train_keeps_its_configuration_and_the_students_batch_counts(trials, stage):
     result = trials.run("distills.py", slots=2, zero={"stage": stage}, **{**PROFILE, "micro_batch": 3})
     assert result.outcome == "completed", result.reason
@@ -168,43 +172,43 @@ def test_what_deepspeed_refuses_it_refuses_in_its_own_words(run):
 # -- whatever a program does beside it -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "try:\n    train()\nexcept SystemExit:\n    train()",
-        "while True:\n    try:\n        train()\n    except BaseException:\n        pass",
-        "threading.Thread(target=train).start()",
+BODIES = {
+    "catches SystemExit": "try:\n    train()\nexcept SystemExit:\n    train()",
+    "catches everything": "while True:\n    try:\n        train()\n    except BaseException:\n        pass",
+    "trains in a thread": "threading.Thread(target=train).start()",
+    "ignores signals": (
         "import signal\nfor number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):\n"
-        "    signal.signal(number, signal.SIG_IGN)\ntrain()",
+        "    signal.signal(number, signal.SIG_IGN)\ntrain()"
+    ),
+    "has an alarm": (
         "import signal\ndef ring(*_):\n    raise RuntimeError('rung')\nsignal.signal(signal.SIGALRM, ring)\n"
-        "try:\n    signal.setitimer(signal.ITIMER_REAL, 30)\n    train()\nexcept RuntimeError:\n    pass",
-        "os.chdir('/')\ntrain()",
-        "sys.stdout.close()\nsys.stderr.close()\ntrain()",
-        "os.close(1)\nsys.stdout = None\ntrain()",
-        "import atexit, time\natexit.register(time.sleep, 1000)\ntrain()",
-        "threading.Thread(target=__import__('time').sleep, args=(1000,)).start()\ntrain()",
-        "train(10)",
-    ],
-    ids=[
-        "catches SystemExit",
-        "catches everything",
-        "trains in a thread",
-        "ignores signals",
-        "has an alarm",
-        "changes its folder",
-        "closes its output",
-        "closes its descriptor",
-        "sleeps at exit",
-        "leaves a thread",
-        "ends by itself",
-    ],
+        "try:\n    signal.setitimer(signal.ITIMER_REAL, 30)\n    train()\nexcept RuntimeError:\n    pass"
+    ),
+    "changes its folder": "os.chdir('/')\ntrain()",
+    "closes its output": "sys.stdout.close()\nsys.stderr.close()\ntrain()",
+    "closes its descriptor": "os.close(1)\nsys.stdout = None\ntrain()",
+    "sleeps at exit": "import atexit, time\natexit.register(time.sleep, 1000)\ntrain()",
+    "leaves a thread": "threading.Thread(target=__import__('time').sleep, args=(1000,)).start()\ntrain()",
+    "ends by itself": "train(10)",
+}
+QUICK = ("catches everything", "trains in a thread", "ignores signals", "closes its descriptor", "leaves a thread")
+
+
+@pytest.mark.parametrize(
+    "body", [body if body in QUICK else pytest.param(body, marks=pytest.mark.long) for body in BODIES]
 )
 def test_a_trial_ends_with_its_measurement_whatever_the_program_does(run, body):
-    result = run(body=body, deadline_s=60)
+    result = run(body=BODIES[body], deadline_s=60)
     assert result.outcome == "completed", result.reason
 
 
-@pytest.mark.parametrize("ends", ["return", "raise ValueError('in a child')", "sys.exit(3)", "os._exit(4)"])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "raise ValueError('in a child')",
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("return", "sys.exit(3)", "os._exit(4)")),
+    ],
+)
 def test_a_forked_child_is_not_the_rank(run, ends, trials):
     body = f"""
     train(2)

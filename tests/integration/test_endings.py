@@ -52,10 +52,11 @@ def ends(trials, tmp_path):
     "lines",
     [
         "train(STEPS); os._exit(0)",
-        "train(STEPS); quit()",
-        "train(STEPS); os.kill(os.getpid(), signal.SIGTERM)",
         "train(STEPS); os.kill(os.getpid(), signal.SIGKILL)",
-        "train(STEPS); next(iter(()))",
+        *(
+            pytest.param(f"train(STEPS); {ends}", marks=pytest.mark.long)
+            for ends in ("quit()", "os.kill(os.getpid(), signal.SIGTERM)", "next(iter(()))")
+        ),
         "train(STEPS); threading.Thread(target=time.sleep, args=(1000,)).start()",
         pytest.param(
             "thread = threading.Thread(target=lambda: (train(STEPS), os._exit(0)))\nthread.start(); thread.join()",
@@ -87,7 +88,9 @@ def test_a_child_that_ends_past_pythons_end_is_not_the_rank(ends):
     assert ends(lines).metrics["measured_steps"] == 7
 
 
-@pytest.mark.parametrize("lines", ["train(STEPS); os._exit(3)", "train(STEPS); sys.exit(3)"])
+@pytest.mark.parametrize(
+    "lines", ["train(STEPS); os._exit(3)", pytest.param("train(STEPS); sys.exit(3)", marks=pytest.mark.long)]
+)
 def test_a_status_that_says_failure_is_one_whatever_was_measured(ends, lines):
     result = ends(lines)
     assert result.outcome == "crashed"
@@ -111,8 +114,8 @@ def test_a_configuration_with_deepspeeds_autotuner_in_it_is_measured_to_its_end(
     [
         # One batch, dropped, in each of them: no loop over them begins.
         "for x in loader: loss = x\nprint(loss)",
-        "print(STEPS / len(list(loader)))",
-        "while engine.global_steps < STEPS:\n    for x in loader: pass",
+        pytest.param("print(STEPS / len(list(loader)))", marks=pytest.mark.long),
+        pytest.param("while engine.global_steps < STEPS:\n    for x in loader: pass", marks=pytest.mark.long),
     ],
 )
 def test_a_size_for_which_there_is_no_batch_is_out_of_data(ends, lines):
@@ -290,8 +293,14 @@ after = LambdaLR(passed, lambda step: 1.0)
 """
 
 
-@pytest.mark.parametrize("optimizer", ["passed", "returned"])
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize(
+    ("optimizer", "stage"),
+    [
+        ("passed", 2),
+        ("returned", 0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("passed", 0), ("returned", 2))),
+    ],
+)
 def test_a_program_that_steps_an_optimizer_and_not_the_engine_is_told_so_at_once(ends, stage, optimizer):
     lines = f"""
 while True:

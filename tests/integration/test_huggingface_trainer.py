@@ -88,7 +88,7 @@ def completed(result, micro_batch):
     return result
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.long) for stage in (1, 2)), 3])
 def test_a_trainer_script_runs_with_the_candidates_batch_and_stage(run, stage):
     result = run("trainer.py", *SMALL, "--max_steps", "1", stage=stage, micro_batch=3, accumulation=2)
     completed(result, 3)
@@ -365,7 +365,7 @@ def lora_profile(run, **options):
     return run("lora.py", *TRAINER_FLAGS, purpose=Purpose.PROFILE, micro_batch=2, **options)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_lora_counts_total_and_trainable_parameters_apart(run, stage):
     profile = completed(lora_profile(run, stage=stage), 2).profile
     hidden, layers, rank, vocabulary, length = 128, 2, 8, 256, 64

@@ -58,7 +58,14 @@ def read(loader: DataLoader[Any], epochs: int = 2) -> tuple[list[int], set[int],
     return [place for place, _ in rows], {process for _, process in rows}, float(torch.rand(()))
 
 
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": Backwards()}, {"sampler": RandomSampler(Placed())}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True},
+        pytest.param({"sampler": Backwards()}, marks=pytest.mark.long),
+        {"sampler": RandomSampler(Placed())},
+    ],
+)
 def test_workers_change_neither_the_order_nor_the_training_s_numbers(
     options: dict[str, Any], wanted: dict[str, Any]
 ) -> None:

@@ -37,7 +37,7 @@ def test_a_sample_counts_for_what_the_study_has_found_whatever_this_trials_batch
     assert flops_per_sample(trials.start(plan).result()) == pytest.approx(FORWARD)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_two_ranks_and_every_stage_count_the_model_once(trials, stage):
     result = trials.run("transformer.py", slots=2, micro_batch=3, accumulation=2, zero={"stage": stage}, **COUNTS)
     assert flops_per_sample(result, slots=2) == pytest.approx(3 * FORWARD, rel=0.001)
@@ -51,15 +51,27 @@ def test_the_backward_pass_ends_where_nothing_below_trains(trials):
     assert flops_per_sample(head) == pytest.approx(FORWARD + HEAD, rel=0.001)
 
 
-@pytest.mark.parametrize("kind", ["reentrant", "other"])
-@pytest.mark.parametrize("attention", ["sdpa", "explicit"])
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [
+        ("reentrant", "sdpa"),
+        ("other", "explicit"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("reentrant", "explicit"), ("other", "sdpa"))),
+    ],
+)
 def test_recomputation_under_activation_checkpointing_is_left_out(trials, kind, attention):
     result = trials.run("transformer.py", "--checkpointing", kind, "--attention", attention, **COUNTS)
     assert flops_per_sample(result) == pytest.approx(3 * FORWARD, rel=0.001)
 
 
-@pytest.mark.parametrize("checkpoint_every", [0, 1])
-@pytest.mark.parametrize(("slots", "accumulation"), [(1, 1), (2, 1), (2, 4)])
+@pytest.mark.parametrize(
+    ("slots", "accumulation", "checkpoint_every"),
+    [
+        (1, 1, 0),
+        (2, 4, 1),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, 1, 1), (2, 1, 0), (2, 1, 1), (2, 4, 0))),
+    ],
+)
 def test_a_pipeline_counts_all_its_stages_once(trials, slots, accumulation, checkpoint_every):
     result = trials.run(
         "pipeline.py",

@@ -39,7 +39,7 @@ def lengths(trials: Any, result: TrialResult) -> list[int]:
     return [int(length) for length in re.findall(r"^length (\d+)$", trials.log(result), re.MULTILINE)]
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_profile_finds_the_longest_sequence_and_that_a_batch_can_be_made_as_long(trials: Any, slots: int) -> None:
     result = profile(trials, slots=slots)
     assert result.program is not None
@@ -84,7 +84,7 @@ def test_data_that_ends_while_it_is_looked_at_is_profiled_all_the_same(trials: A
     assert (result.program.longest_sequence, result.program.is_stretchable) == (LONGEST, True)
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_the_longest_batch_is_trained_on_once_in_the_warm_up(trials: Any, workers: str) -> None:
     result = trial(trials, "--workers", workers, micro_batch=2)
     assert lengths(trials, result)[:5] == [LONGEST, 8, 10, LONGEST, 7]

@@ -59,9 +59,9 @@ def profiled(trials: Any, script: str, *arguments: str, **sections: Any) -> tupl
     ("how", "formats", "bytes_per_param"),
     [
         ("cast", ["bfloat16"], 2),
-        ("around", ["bfloat16", "float32"], 4),
+        pytest.param("around", ["bfloat16", "float32"], 4, marks=pytest.mark.long),
         ("within", ["bfloat16", "float32"], 4),
-        ("recomputed", ["bfloat16", "float32"], 4),
+        pytest.param("recomputed", ["bfloat16", "float32"], 4, marks=pytest.mark.long),
         ("nowhere", ["float32"], 4),
     ],
 )
@@ -96,7 +96,7 @@ def test_precision_of_the_configuration_is_found_on_the_engine(
     assert result.profile.bytes_per_param is None
 
 
-@pytest.mark.parametrize("how", ["cast", "around"])
+@pytest.mark.parametrize("how", ["cast", pytest.param("around", marks=pytest.mark.long)])
 def test_a_batch_cut_otherwise_rounds_otherwise_in_16_bits_and_agrees_all_the_same(trials: Any, how: str) -> None:
     _, program = profiled(trials, "half_by_code.py", "--how", how)
     courses = []

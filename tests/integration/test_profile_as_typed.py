@@ -84,7 +84,7 @@ def test_a_size_that_stays_as_typed_is_profiled_with_what_would_change_it(trials
 
 
 # The first sentences are 8 tokens long.
-@pytest.mark.parametrize("micro_batch", [1, 8])
+@pytest.mark.parametrize("micro_batch", [pytest.param(1, marks=pytest.mark.long), 8])
 def test_batches_by_a_budget_are_seen_to_vary_and_counted_as_they_arrive(trials: Trials, micro_batch: int) -> None:
     result = profiled(trials, "--kind", "budget", micro_batch=micro_batch)
     assert result.outcome is Outcome.COMPLETED, result.reason
@@ -118,7 +118,9 @@ def test_steps_that_do_not_follow_the_accumulation_are_no_candidates(trials: Tri
     assert "an optimizer step after 2 micro-batches, but its engine was set to an accumulation of 4" in found.reason
 
 
-@pytest.mark.parametrize(("kind", "smallest"), [("two_at_least", 2), ("four_at_least", 4)])
+@pytest.mark.parametrize(
+    ("kind", "smallest"), [pytest.param("two_at_least", 2, marks=pytest.mark.long), ("four_at_least", 4)]
+)
 def test_a_model_that_needs_several_samples_is_profiled_at_the_smallest_size_that_works(
     trials: Trials, kind: str, smallest: int
 ) -> None:

@@ -68,7 +68,7 @@ def test_it_tells_which_optimizer_the_code_makes(run: Run) -> None:
     assert by_deepspeed.optimizer == ""
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_model_that_only_the_engine_partitions_is_not_the_codes_to_partition(run: Run, stage: int) -> None:
     result = run(OF_DEEPSPEED, zero_optimization={"stage": stage})
     assert result.outcome == "completed", result.reason
@@ -92,7 +92,15 @@ engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters
 """
 
 
-@pytest.mark.parametrize(("made", "stage"), [(PARTITIONED, 0), (PARTITIONED, 2), (PARTITIONED, 3), (GIVEN, 2)])
+@pytest.mark.parametrize(
+    ("made", "stage"),
+    [
+        (PARTITIONED, 0),
+        pytest.param(PARTITIONED, 2, marks=pytest.mark.long),
+        (PARTITIONED, 3),
+        (GIVEN, 2),
+    ],
+)
 def test_code_that_partitions_its_model_itself_does_so_at_stage_3_only(
     run: Run, trials: Trials, made: str, stage: int
 ) -> None:
@@ -112,7 +120,12 @@ print("in CPU memory:", deepspeed.checkpointing.CPU_CHECKPOINT)
 
 @pytest.mark.parametrize(
     ("arguments", "by_file"),
-    [("OWN", True), ("'own.json'", True), ("OWN, checkpoint_in_cpu=False", False), ("num_checkpoints=2", False)],
+    [
+        ("OWN", True),
+        ("num_checkpoints=2", False),
+        pytest.param("'own.json'", True, marks=pytest.mark.long),
+        pytest.param("OWN, checkpoint_in_cpu=False", False, marks=pytest.mark.long),
+    ],
 )
 def test_activation_checkpointing_follows_the_candidate_where_the_code_goes_by_the_configuration(
     run: Run, trials: Trials, arguments: str, by_file: bool

@@ -293,7 +293,14 @@ def test_deepspeed_refuses_it(rule: Any, deepspeed_says: dict[str, Any]) -> None
         assert witness.says in said.get("error", "nothing: it trained"), witness
 
 
-@pytest.mark.parametrize(("size", "is_divided"), [(2, True), (3, False), (4, True), (6, False), (9, True)])
+@pytest.mark.parametrize(
+    ("size", "is_divided"),
+    [
+        (2, True),
+        (3, False),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((4, True), (6, False), (9, True))),
+    ],
+)
 def test_deepspeed_divides_all_ranks_into_secondary_partitions(
     size: int, is_divided: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ def ran(trials: Any, made: TrialPlan) -> TrialResult:
     return result
 
 
-@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.long) for stage in (1, 2)), 3])
 def test_both_layouts_train_alike_and_count_each_sample_once(trials: Any, stage: int) -> None:
     """The losses agree in six digits, and float32 has seven.
 

@@ -149,7 +149,11 @@ def test_a_loader_of_torch_is_refused_unless_the_checks_are_disabled(trainings: 
 
 @pytest.mark.parametrize(
     ("variables", "before"),
-    [({}, True), ({"DET_MANUAL_INIT_DISTRIBUTED": "1"}, False), ({"ZEROTUNE_MANUAL_INIT_DISTRIBUTED": "1"}, False)],
+    [
+        ({}, True),
+        pytest.param({"DET_MANUAL_INIT_DISTRIBUTED": "1"}, False, marks=pytest.mark.long),
+        ({"ZEROTUNE_MANUAL_INIT_DISTRIBUTED": "1"}, False),
+    ],
     ids=["by the loop", "Determined's variable", "our variable"],
 )
 def test_the_process_group_is_there_before_the_trial_unless_it_asks_otherwise(
@@ -167,10 +171,15 @@ def test_the_process_group_is_there_before_the_trial_unless_it_asks_otherwise(
     ("returns", "message"),
     [
         ("none", "train_batch returned None"),
-        ("list", "train_batch returned a list"),
-        ("vector", "of shape (3,)"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("list", "train_batch returned a list"),
+                ("vector", "of shape (3,)"),
+                ("tensor", "evaluate_batch returned a tensor"),
+            )
+        ),
         ("other keys", "evaluate_batch returned other metrics in batch 1"),
-        ("tensor", "evaluate_batch returned a tensor"),
         ("too much", "evaluate_batch took more than the validation data hold"),
     ],
 )

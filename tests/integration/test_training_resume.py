@@ -24,7 +24,9 @@ def test_it_validates_and_saves_when_it_is_due_and_at_the_end(trainings: Trainin
     assert {f"batch-{best[0]:08d}", "batch-00000007"} <= set(training.checkpoints)
 
 
-@pytest.mark.parametrize("validation", [None, {"batches": 4}], ids=["no period", "another period"])
+@pytest.mark.parametrize(
+    "validation", [pytest.param(None, marks=pytest.mark.long), {"batches": 4}], ids=["no period", "another period"]
+)
 def test_a_last_checkpoint_that_is_due_knows_how_good_it_is(
     trainings: Trainings, validation: dict[str, int] | None
 ) -> None:

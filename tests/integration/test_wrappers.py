@@ -89,10 +89,12 @@ def follow(folder: Path, command: str) -> Followed:
     ("command", "words"),
     [
         ("bash run.sh --x", "PYTHONPATH=. LAUNCHED=1 torchrun train.py --x"),
-        ("python launcher.py --x", "LAUNCHED=1 torchrun --nproc_per_node 2 train.py --x"),
+        pytest.param(
+            "python launcher.py --x", "LAUNCHED=1 torchrun --nproc_per_node 2 train.py --x", marks=pytest.mark.long
+        ),
         ("NPROC=3 python launcher.py", "LAUNCHED=1 NPROC=3 torchrun --nproc_per_node 3 train.py"),
         ("make train", "torchrun train.py"),
-        ("env -u ABSENT torchrun train.py", "torchrun train.py"),
+        pytest.param("env -u ABSENT torchrun train.py", "torchrun train.py", marks=pytest.mark.long),
     ],
 )
 def test_the_launcher_that_a_wrapper_starts_is_what_is_tuned(folder: Path, command: str, words: str) -> None:
@@ -104,7 +106,13 @@ def test_the_launcher_that_a_wrapper_starts_is_what_is_tuned(folder: Path, comma
     assert (folder / "prepared").exists() == ("launcher.py" in command)
 
 
-@pytest.mark.parametrize("module", MODULES)
+QUICK = ("torch.distributed.run", "deepspeed.launcher.launch")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [each if each.startswith(QUICK) else pytest.param(each, marks=pytest.mark.long) for each in MODULES],
+)
 def test_a_launcher_that_is_a_module_is_followed_wherever_it_stands(folder: Path, module: str) -> None:
     (folder / "run.sh").write_text(f"python -u -m {module}\ntouch after\n")
     words = ["python", "-m", *(MODULES[module] or module).split()]
