@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -209,6 +210,7 @@ def test_initial_weights_that_nobody_knows_prove_nothing() -> None:
         assert "initial weights" not in agreement.sentence
 
 
+@cache
 def trained(seed: int, optimizer: str) -> list[float]:
     """Trains a small network on one batch, from initial weights of its own."""
     torch.manual_seed(0)
@@ -227,7 +229,7 @@ def trained(seed: int, optimizer: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.long)])
 def test_one_training_from_other_weights_is_not_turned_away_for_the_luck_of_its_start(optimizer: str) -> None:
     courses = [trained(seed, optimizer) for seed in range(1, 16)]
     pairs = list(itertools.permutations(range(15), 2))
@@ -252,7 +254,7 @@ def test_an_initialisation_that_had_no_effect_is_another_training() -> None:
     assert judge([around], [[*around[1:], 0.02]], weights=OTHER_WEIGHTS).agrees
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.long)])
 def test_a_program_that_draws_its_weights_in_each_trial_is_compared_from_where_it_starts(optimizer: str) -> None:
     courses = [trained(seed, optimizer) for seed in range(1, 16)]
     draws, groups = random.Random(1), []

@@ -83,26 +83,32 @@ def verdict(dtype: torch.dtype, adam: bool, **other: Any) -> WeightVerdict:
     return judge(mine, its, again, UNITS[dtype])
 
 
-PRECISIONS = pytest.mark.parametrize("dtype", UNITS, ids=str)
-RULES = pytest.mark.parametrize("adam", [True, False], ids=["adam", "sgd"])
+# Both precisions and both rules, but not each with each: that is for the long tests.
+CASES = pytest.mark.parametrize(
+    ("dtype", "adam"),
+    [
+        (torch.float32, True),
+        (torch.bfloat16, False),
+        pytest.param(torch.float32, False, marks=pytest.mark.long),
+        pytest.param(torch.bfloat16, True, marks=pytest.mark.long),
+    ],
+)
 
 
-@PRECISIONS
-@RULES
+@CASES
 @pytest.mark.parametrize("micro", [4, 16])
 def test_another_cut_of_the_batch_changes_the_weights_alike(dtype: torch.dtype, adam: bool, micro: int) -> None:
     found = verdict(dtype, adam, micro=micro)
     assert (found.fault, found.updates) == ("", UPDATES)
 
 
-@PRECISIONS
-@RULES
+@CASES
 @pytest.mark.parametrize("fault", ["stands", "half", "ascends", "frozen", "dropped", "scaled", "narrow"])
 def test_a_fault_is_found(dtype: torch.dtype, adam: bool, fault: str) -> None:
     assert verdict(dtype, adam, fault=fault).fault
 
 
-@RULES
+@pytest.mark.parametrize("adam", [pytest.param(True, marks=pytest.mark.long), False], ids=["adam", "sgd"])
 def test_a_mean_over_tokens_may_differ_as_much_as_your_own_does_with_that_micro_batch(adam: bool) -> None:
     mine = [trained(data, torch.float32, adam, micro=2, weighs=True) for data in range(ROUNDS)]
     rounded = trained(1, torch.float32, adam, rounds_otherwise=True, micro=2, weighs=True)
@@ -125,8 +131,7 @@ def test_a_mean_over_tokens_may_differ_as_much_as_your_own_does_with_that_micro_
         assert found(1.0, fault=fault).fault
 
 
-@PRECISIONS
-@RULES
+@CASES
 def test_a_difference_that_is_said_to_be_seen_is_seen(dtype: torch.dtype, adam: bool) -> None:
     whole, module = verdict(dtype, adam).seen
     assert 0.0 < whole <= module
