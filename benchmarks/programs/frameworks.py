@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.programs.commands import BY_TRAINER, PROGRAMS, Program
-from benchmarks.programs.run import BIN, ROOT, steps_of_ranks, summary, tune, winner_command
+from benchmarks.programs.run import BIN, ROOT, WARM_UP, steps_of_ranks, summary, tune, winner_command
 from zerotune.trial_lib.records.folders import OwnCommand, StudyPaths
 
 RESULTS = ROOT / "benchmarks" / "results" / "frameworks.jsonl"
@@ -178,22 +178,29 @@ CASES = {
 
 
 def study(case: Case, rounds: int, work: Path) -> dict[str, Any]:
-    """Tunes a framework, and trains with its answer beside what was typed, in turns. Returns the row of the results."""
-    program = case.program()
-    folder = program.copy(work)
-    if case.prepare:
-        subprocess.run([case.bin / "python", case.prepare], cwd=folder, check=True, capture_output=True)
-    begin = time.monotonic()
-    code, document = tune(folder, program, "plan" if case.plan else "tune")
-    row = {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "versions": case.versions(),
-        "typed": shlex.join([*(f"{name}={value}" for name, value in case.variables.items()), *program.typed]),
-        "study_s": round(time.monotonic() - begin),
-        "exit_code": code,
-    }
+    """Tunes a framework, and trains with its answer beside what was typed, in turns. Returns the row of the results.
+
+    A study that the folder has already is not run again.
+    """
+    program, kept = case.program(), work / "study.json"
+    folder = work / "program"
+    if not kept.exists():
+        program.copy(work)
+        if case.prepare:
+            subprocess.run([case.bin / "python", case.prepare], cwd=folder, check=True, capture_output=True)
+        begin = time.monotonic()
+        code, document = tune(folder, program, "plan" if case.plan else "tune")
+        row = {
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "versions": case.versions(),
+            "typed": shlex.join([*(f"{name}={value}" for name, value in case.variables.items()), *program.typed]),
+            "study_s": round(time.monotonic() - begin),
+            "exit_code": code,
+        }
+        kept.write_text(json.dumps([row, document]))
+    row, document = json.loads(kept.read_text())
     if case.plan:
-        return {**row, "answer": document["answer"], "planned_on": case.flags[-1]}
+        return {**row, "answer": document.get("answer", document.get("reason")), "planned_on": case.flags[-1]}
     winner = (document.get("confirmation") or {}).get("winner")
     if winner is None or winner["verdict"] == "own":
         return {**row, "answer": document.get("reason") or document["confirmation"]["sentence"]}
@@ -204,35 +211,46 @@ def study(case: Case, rounds: int, work: Path) -> dict[str, Any]:
     if config is not None:
         # The edits of the code, as the answer has them, in a copy.
         changed = work / "changed"
-        shutil.copytree(folder, changed, ignore=shutil.ignore_patterns("zerotune-studies"))
+        shutil.copytree(folder, changed, ignore=shutil.ignore_patterns("zerotune-studies"), dirs_exist_ok=True)
         edits = "".join(line[4:] + "\n" for line in document["command"].splitlines() if line.startswith("#   "))
         patched = subprocess.run(["patch", "-p0"], cwd=changed, input=edits, capture_output=True, text=True)
         if patched.returncode:
             raise RuntimeError(f"{patched.stdout}{patched.stderr}{document['command']}")
+    confirmed = {"typed": document["confirmation"]["own"], "best": winner}
     row |= {
         "answer": document["confirmation"]["sentence"],
         "gain": winner["gain"],
         "is_own_command": own is not None,
         "best": shlex.join(own.words) if own else document["command"],
         "diff": own.diff if own else "",
+        "samples_per_s_in_trials": {name: each["metrics"]["throughput"] for name, each in confirmed.items()},
     }
     row = json.loads(json.dumps(row).replace(paths.root.name, "STUDY").replace(str(folder), "."))
-    typed, best = [], []
+    ran: dict[str, list[list[list[dict[str, Any]]]]] = {"typed": [], "best": []}
     for _ in range(rounds):
-        typed.append(steps_of_ranks(folder, program.typed, program.variables))
-        best.append(steps_of_ranks(changed, words, {**program.variables, **variables}))
+        ran["typed"].append(steps_of_ranks(folder, program.typed, program.variables))
+        ran["best"].append(steps_of_ranks(changed, words, {**program.variables, **variables}))
     recorded = json.loads(paths.trial(document["best"]["trial"]).engine_built(0).read_text())["engine"]
-    speeds = {name: [summary(run).samples_per_s for run in runs] for name, runs in (("typed", typed), ("best", best))}
+    speeds = {name: [samples_per_s(run) for run in runs] for name, runs in ran.items()}
     logs = [math.log(high / low) for low, high in zip(speeds["typed"], speeds["best"], strict=True)]
     mean, half = statistics.fmean(logs), T_95[rounds] * statistics.stdev(logs) / math.sqrt(rounds)
     plain = {"value": math.exp(mean), "low": math.exp(mean - half), "high": math.exp(mean + half)}
     return {
         **row,
-        "engine_differs": list(differences(recorded, best[0][0][0]["engine"])),
+        "engine_differs": list(differences(recorded, ran["best"][0][0][0]["engine"])),
         "samples_per_s": speeds,
+        "samples_per_s_of_median_steps": {name: [summary(run).samples_per_s for run in ran[name]] for name in ran},
         "gain_plainly": plain,
         "within": winner["gain"]["low"] <= plain["value"] <= winner["gain"]["high"],
     }
+
+
+def samples_per_s(ranks: Sequence[Sequence[dict[str, Any]]]) -> float:
+    """All samples over all time, as a study counts them, and not those of a median step."""
+    steps = range(WARM_UP, len(ranks[0]))
+    rows = [sum(rank[step]["rows"] for rank in ranks) for step in steps]
+    samples = sum(rows) if len(set(rows)) > 1 else ranks[0][WARM_UP]["batch"][2] * len(rows)
+    return float(samples / (ranks[0][-1]["clock"] - ranks[0][WARM_UP - 1]["clock"]))
 
 
 def differences(recorded: Mapping[str, Any], plain: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -301,12 +319,13 @@ def _gain(gain: Mapping[str, float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--work", type=Path, help="an empty folder for the study, or one that has it already")
     parser.add_argument("--rounds", type=int, default=3, choices=T_95, help="plain runs of each command, in turn")
     given = parser.parse_args(arguments)
     for name in given.names:  # none: the page is written anew
         case = CASES[name]
         with tempfile.TemporaryDirectory(prefix="frameworks-") as work, patch.dict(os.environ, case.shell()):
-            row = {"name": name, **study(case, given.rounds, Path(work))}
+            row = {"name": name, **study(case, given.rounds, given.work or Path(work))}
         rows = {**results(), name: row}
         RESULTS.write_text("".join(json.dumps(rows[each]) + "\n" for each in CASES if each in rows))
         print(json.dumps(row, indent=2), flush=True)

@@ -115,6 +115,143 @@ def test_a_copy_that_the_program_does_not_follow_is_no_answer(typed: Zerotune) -
     assert json.loads(ended.stdout)["diff"] is None
 
 
+# Two places of one name and value, of which a run shows the one that counts: the code that reads them, the words behind
+# `train.py`, the files, the place as it is said, the files that are edited, and what is shown of that.
+READ = "found = yaml.safe_load(open(sys.argv[-1]))\nconfig = sys.argv[-2]\n"
+OPTIONS = """
+parser = argparse.ArgumentParser()
+for name in ("--local_rank", "--deepspeed_config", "--config", "--ref"):
+    parser.add_argument(name)
+parser.add_argument("--batch", type=int)
+args = parser.parse_args()
+config = args.deepspeed_config
+found = yaml.safe_load(open(args.config or args.ref))
+"""
+BASES = """
+def load(path):
+    own = yaml.safe_load(path.read_text())
+    base = own.pop("base", None)
+    return {**(load(path.parent / base) if base else {}), **own}
+
+found = load(Path(sys.argv[-1]))
+config = sys.argv[-2]
+"""
+TWO_STAGES = """
+found = yaml.safe_load(open(sys.argv[-1]))
+config = {**json.load(open("ds.json")), "zero_optimization": {"stage": found["zero"]["stage"]}}
+config["gradient_accumulation_steps"] = found["train"]["accumulation"]
+"""
+REST = """
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(32, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1))
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+for _ in range(400):
+    loss = engine(torch.randn(batch, 32, device=engine.device)).square().mean()
+    engine.backward(loss)
+    engine.step()
+"""
+OPTION = "--deepspeed_config ds.json --config conf.yaml --batch 4"
+FLAT = {"conf.yaml": "model: {width: 512}\nbatch: 4\n"}
+DOUBLES = {
+    "a shadowed key": (
+        f"{READ}batch = {{**found['defaults'], **found['train']}}['batch']",
+        "ds.json conf.yaml",
+        {"conf.yaml": "defaults: {batch: 4, seed: 1}\ntrain:\n  batch: 4  # rows\n"},
+        "conf.yaml:train.batch",
+        "ds.json conf.yaml",
+        ["-  batch: 4  # rows", "+  batch: {size}  # rows"],
+    ),
+    "a section of another name": (
+        f"{READ}batch = found['train']['batch']",
+        "ds.json conf.yaml",
+        {"conf.yaml": "dev: {batch: 4}\ntrain: {batch: 4}\n"},
+        "conf.yaml:train.batch",
+        "ds.json conf.yaml",
+        ["-train: {batch: 4}", "+train: {batch: {size}}"],
+    ),
+    "an option over a file": (
+        f"{OPTIONS}batch = args.batch or found['batch']",
+        OPTION,
+        FLAT,
+        "--batch",
+        "ds.json",
+        ["--config conf.yaml --batch {size}"],
+    ),
+    "a file over an option": (
+        f"{OPTIONS}batch = found['batch'] or args.batch",
+        OPTION,
+        FLAT,
+        "conf.yaml:batch",
+        "ds.json conf.yaml",
+        ["-batch: 4", "+batch: {size}"],
+    ),
+    "a variable over both": (
+        f"{OPTIONS}batch = int(os.environ.get('BATCH') or args.batch or found['batch'])",
+        OPTION,
+        FLAT,
+        "BATCH",
+        "ds.json",
+        ["BATCH={size} deepspeed"],
+    ),
+    "a base": (
+        f"{BASES}batch = found['batch']",
+        "ds.json conf/run.yaml",
+        {"conf/run.yaml": "base: base.yaml\nseed: 1\n", "conf/base.yaml": "batch: 4\nseed: 0\n"},
+        "conf/run.yaml:+batch",
+        "ds.json conf/run.yaml",
+        ["+batch: {size}"],
+    ),
+    "a file with a base": (
+        f"{BASES}batch = found['batch']",
+        "ds.json conf/run.yaml",
+        {"conf/run.yaml": "base: base.yaml\nbatch: 4\n", "conf/base.yaml": "seed: 0\n"},
+        "conf/run.yaml:batch",
+        "ds.json conf/run.yaml",
+        ["-batch: 4", "+batch: {size}"],
+    ),
+    "another model's configuration": (
+        f"{OPTIONS}batch = json.load(open(config))['train_micro_batch_size_per_gpu']",
+        "--ref ref.json --deepspeed_config ds.json",
+        {"ref.json": json.dumps(OWN)},
+        "",
+        "ds.json",
+        ['-  "train_micro_batch_size_per_gpu": 4,', '+  "train_micro_batch_size_per_gpu": {size},'],
+    ),
+    "a stage of something else": (
+        f"{TWO_STAGES}batch = config['train_micro_batch_size_per_gpu'] = found['train']['batch']",
+        "conf.yaml",
+        {"conf.yaml": "curriculum: {stage: 1}\nzero: {stage: 1}\ntrain: {batch: 4, accumulation: 4}\n"},
+        "conf.yaml:train.batch",
+        "conf.yaml",
+        ["-zero: {stage: 1}", "+zero: {stage: 0}", "-train: {batch: 4, accumulation: 4}"],
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", DOUBLES)
+def test_of_two_places_that_are_alike_a_run_shows_the_one_that_counts(typed: Zerotune, kind: str) -> None:
+    code, words, files, place, edited, shown = DOUBLES[kind]
+    head = "import argparse, json, os, sys\nfrom pathlib import Path\nimport deepspeed\nimport torch\nimport yaml\n"
+    (typed.folder / "train.py").write_text(f"{head}{code}\n{REST}")
+    for name, text in files.items():
+        (typed.folder / name).parent.mkdir(exist_ok=True)
+        (typed.folder / name).write_text(text)
+    command = ("deepspeed", "--num_gpus", "1", "train.py", *words.split())
+    variables = {"BATCH": "4"} if place == "BATCH" else {}
+    ended = typed.run("tune", "--json", "--max-trials", "3", "-z", "0", "--", *command, timeout=280, **variables)
+    assert ended.returncode == 0, ended.stderr
+    tuned = Tuned(json.loads(ended.stdout), ended.stderr, typed.study, set())
+    size = tuned.document["best"]["micro_batch_size"]
+    assert size > 4
+    assert not place or f"The program has its batch from {place}, so trials set it there." in ended.stderr
+    own = expect_trained_alike(tuned)
+    answer = f"{own.diff}\n{tuned.best_command}"
+    assert [each for each in shown if each.replace("{size}", str(size)) not in answer] == [], answer
+    names = [line.removeprefix("+++ ") for line in own.diff.splitlines() if line.startswith("+++ ")]
+    assert sorted(names) == sorted(edited.split())
+
+
 # The frameworks that people type, some in an environment of their own (`make frameworks`).
 @pytest.mark.timeout(1800)
 @pytest.mark.long

@@ -255,5 +255,7 @@ def test_reinforcement_learning_is_tuned_by_its_whole_step(type_trl: Callable[..
     (own, *_) = (account for account in found["why"] if account["role"] == "own")
     assert own["shares"]["generation"] > 0.2, own
     assert own["shares"]["compute"] > 0.02
+    assert own["shares"]["rewards"] > 0
+    assert "computation" in own["sentence"]
     assert "generation" in own["sentence"]
     assert found["confirmation"]["winner"] is not None

@@ -1,12 +1,13 @@
 """The user's YAML, JSON and TOML files: their values, and edits that keep every other character."""
 
+import contextlib
 import copy
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -16,6 +17,8 @@ from zerotune.trial_lib.messages.errors import InputError
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 REMOVED = object()
 """As the new value of a key: the key is taken out."""
+
+_LONGEST_PATH = 1000
 
 Key = tuple[str, ...]  # the path to a value, from the top. A number counts from 0 in a list.
 
@@ -109,6 +112,22 @@ def edited(text: str, path: str, changes: Mapping[Key, Any], shared: bool = Fals
                 where=f"{path}:{'.'.join(key)}",
                 remedy="Write it as a value of its own, without an alias.",
             )
+    return text
+
+
+def with_whole_paths(text: str, file: Path, folder: Path) -> str:
+    """A file's text for a copy elsewhere: what it names from its own folder, and not from `folder`, has a whole path.
+
+    A document that it names beside itself has one too, because either may be meant.
+    """
+    for key, value in leaves(read_document(text, file.name)):
+        if not isinstance(value, str) or not value or "\0" in value or len(value) > _LONGEST_PATH:
+            continue
+        named, other = (file.parent / value).resolve(), (folder / value).resolve()
+        is_document = named.suffix in SUFFIXES and named == other
+        with contextlib.suppress(OSError, InputError):
+            if not PurePath(value).is_absolute() and named.exists() and (is_document or not other.exists()):
+                text = edited(text, file.name, {key: str(named)})
     return text
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from zerotune.trial_lib.deepspeed_config.overrides import named_alike, setting_at
-from zerotune.trial_lib.inputs.documents import edited, text_at
+from zerotune.trial_lib.inputs.documents import Key, edited, text_at, with_whole_paths
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint, split_flag
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import read_bounded
@@ -26,7 +26,8 @@ FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json|toml):[^\s=:]+"
 @dataclass(frozen=True)
 class FileTarget:
     path: str  # the path of the file, as the user wrote it
-    key: str  # the path to the value, with dots. A number counts from 0 in a list.
+    # The path to the value, with dots. A number counts from 0 in a list. A + before it adds what a base file has.
+    key: str
 
     @classmethod
     def read(cls, target: str) -> "FileTarget | None":
@@ -35,6 +36,13 @@ class FileTarget:
             return None
         path, _, key = target.partition(":")
         return cls(path, key)
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.key}"
+
+    @property
+    def keys(self) -> Key:
+        return tuple(self.key.removeprefix("+").split("."))
 
     def positions(self, arguments: Sequence[str], folder: Path) -> list[tuple[int, str]]:
         """Returns each position of the file's path in the arguments, and the text before it, such as `--config=`.
@@ -68,17 +76,19 @@ class FileTarget:
             raise self._error(f"no argument of the program is {self.path}", remedy)
         try:
             text = read_bounded(folder / self.path) if document is None else document
-            value = text_at(text, self.path, self.key.split("."))
+            value = text_at(text, self.path, self.keys)
         except (OSError, ValueError) as error:
             problem = " ".join(str(error).split())
             raise self._error(f"{self.path} cannot be read ({problem})", "Mend it, or name another place.") from None
+        if value is None and self.key.startswith("+"):
+            return text, ""
         if value is None:
             remedy = "Write its keys from the top, with dots between them."
             raise self._error(f"{self.path} has no value {self.key}", remedy)
         return text, value
 
     def _error(self, what: str, remedy: str) -> InputError:
-        return InputError(f"{what}.", where=f"{self.path}:{self.key}", remedy=remedy)
+        return InputError(f"{what}.", where=str(self), remedy=remedy)
 
 
 def in_wrapper(
@@ -145,7 +155,11 @@ def typed_as(target: str, arguments: Sequence[str]) -> list[Typed]:
     if target.startswith("-"):
         return _options(target, arguments)
     if target.startswith("argv:"):
-        return [_word(int(target.partition(":")[2]), arguments)]
+        number = int(target.partition(":")[2])
+        if number > len(arguments):
+            what = f"there is no word {number} behind the script's name, where {len(arguments)} stand."
+            raise InputError(what, where=target, remedy="Count them from 1.")
+        return [Typed(number - 1, number, (), "", arguments[number - 1])]
     if FileTarget.read(target) is not None:
         return []
     return _overrides(target, arguments) or (_options(f"--{target}", arguments) if "." in target else [])
@@ -249,13 +263,6 @@ def spelling(flag: str) -> str:
 def end_of_options(arguments: Sequence[str]) -> int:
     """Returns the position behind the last word that can be an option."""
     return list(arguments).index("--") if "--" in arguments else len(arguments)
-
-
-def _word(number: int, arguments: Sequence[str]) -> Typed:
-    if number > len(arguments):
-        what = f"there is no word {number} behind the script's name, where {len(arguments)} stand."
-        raise InputError(what, where=f"argv:{number}", remedy="Count them from 1.")
-    return Typed(number - 1, number, (), "", arguments[number - 1])
 
 
 def _options(flag: str, arguments: Sequence[str]) -> list[Typed]:
@@ -440,8 +447,9 @@ def _own_files(mapped: Mapping[str, SwitchValue], arguments: Sequence[str], fold
             text, typed = target.find(arguments, folder, text)
             # 1 becomes 0.
             new = int(value) if isinstance(value, bool) and typed.isdecimal() else value
-            texts[target.path] = first, edited(text, target.path, {tuple(target.key.split(".")): new}, shared=True)
-    return dict(texts.values())
+            texts[target.path] = first, edited(text, target.path, {target.keys: new}, shared=True)
+    # A copy stands elsewhere.
+    return {file: with_whole_paths(text, folder / file.path, folder) for file, text in texts.values()}
 
 
 def _with_path(arguments: list[str], positions: Sequence[tuple[int, str]], path: Path) -> list[WordChange]:

@@ -230,7 +230,10 @@ _STAGE_NAME = re.compile(r"(^|[-_.])zero[-_]?(optimization[-_])?stage$", re.IGNO
 def stage_repeated(arguments: Sequence[str], stage: int) -> str | None:
     """The option, or override, in which a command repeats the ZeRO stage of the engine; None if there is none."""
     typed = (number for number in numbers_in_words(arguments) if number.value == str(stage))
-    return next((number.target for number in typed if _STAGE_NAME.search(number.name)), None)
+    named = (number for number in typed if _STAGE_NAME.search(number.name))
+    # Another model's has a word more: --ref-zero-stage.
+    found = min(named, key=lambda number: len(number.name), default=None)
+    return None if found is None else found.target
 
 
 _BATCH_NAME = re.compile(r"batch|ims_per|(^|[-_.])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)

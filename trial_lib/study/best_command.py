@@ -2,8 +2,9 @@
 
 import json
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from zerotune.trial_lib.study.code_lines import unpartitioned
 from zerotune.trial_lib.study.confirm import Answer
 from zerotune.trial_lib.study.driver import StudyDriver
 from zerotune.trial_lib.study.followed import joined, typed_before
-from zerotune.trial_lib.study.own_command import NoPlaceError, OtherValues, own_command
+from zerotune.trial_lib.study.own_command import NoPlaceError, OtherValues, own_commands
 from zerotune.trial_lib.study.program import KnownProgram
 from zerotune.trial_lib.study.proof import NotProvedError, prove
 from zerotune.trial_lib.study.setup import StudySetup
@@ -79,33 +80,29 @@ def _proved(
     # The user's own command, and its copies, as it was seen to train.
     setup, submitted = driver.setup, driver.state.submitted
     winner = driver.state.candidates[answer.best.number]
-    ways = [own_answer(setup, driver.known, config, winner.switches, by_name) for by_name in (True, False)]
-    # A preset of another stage may have more that is other.
-    for own in ways[ways[0] == ways[1] :]:
-        if own is None:
-            return None
+    failed: NotProvedError | None = None
+    for own in own_answers(setup, driver.known, config, winner.switches):
+        shutil.rmtree(setup.paths.best, ignore_errors=True)
         write_all(own.copies)
         try:
             if setup.experiment.entrypoint.trial_class is not None:
                 _read_again(setup, own, written)
             elif submitted is None or submitted.config_hash != answer.best.config_hash:
                 prove(driver, own, winner, answer.best)
-        except NotProvedError:
-            if own is ways[1]:
-                raise
+        except NotProvedError as error:
+            # The likeliest way has the reason that a person understands.
+            failed = failed or error
             continue
         return own
+    if failed is not None:
+        raise failed
     return None
 
 
-def own_answer(
-    setup: StudySetup,
-    known: KnownProgram,
-    config: Mapping[str, Any],
-    switches: Mapping[str, SwitchValue],
-    by_name: bool = False,
-) -> OwnCommand | None:
-    """The command that the user typed, with a configuration in its place (`own_command`). Nothing is written.
+def own_answers(
+    setup: StudySetup, known: KnownProgram, config: Mapping[str, Any], switches: Mapping[str, SwitchValue]
+) -> Iterator[OwnCommand]:
+    """The command that the user typed, with a configuration in its place (`own_commands`). Nothing is written.
 
     That of a trial class is `zerotune train`. None for an experiment's YAML of a script without a launcher. Raises
     NoPlaceError if the command cannot have all of it, and InputError if a file of it cannot be edited.
@@ -116,24 +113,24 @@ def own_answer(
     if entrypoint.trial_class is not None and not switches and setup.arguments.config_path is not None:
         folders = (str(setup.arguments.config_path.resolve()), str(experiment.model_dir))
         words: Sequence[str] = (beside(sys.executable, "zerotune"), "train", *folders)
-        command = own_command(experiment, words, known, config, OtherValues(), setup.paths)
         there = {"folder": str(work_dir_of(setup.paths.root)), "variables": typed_environment(setup)[0]}
-        return command.model_copy(update=there)
+        for command in own_commands(experiment, words, known, config, OtherValues(), setup.paths):
+            yield command.model_copy(update=there)
     if entrypoint.trial_class is not None or not entrypoint.launcher:
-        return None
+        return
     if left := left_to_write(turned, own, offered):
         raise NoPlaceError(f"{next(iter(left))} is set in the code")
     if unpartitioned(known, config):
         raise NoPlaceError("deepspeed.zero.Init is in the code")
     values = OtherValues(switches, trainer_options(turned, own, offered), options_to_remove(turned, own, offered))
     words = entrypoint.wrapper or (*program_as_typed(experiment), *entrypoint.arguments)
-    command = own_command(experiment, words, known, config, values, setup.paths, by_name)
     variables = typed_environment(setup)[0]
     if entrypoint.wrapper:
         by_wrapper = entrypoint.environment
         variables = {name: value for name, value in variables.items() if by_wrapper.get(name) != value}
         variables = {**typed_before(str(entrypoint.slots)), **variables}
-    return command.model_copy(update={"variables": {**variables, **command.variables}})
+    for command in own_commands(experiment, words, known, config, values, setup.paths):
+        yield command.model_copy(update={"variables": {**variables, **command.variables}})
 
 
 def _read_again(setup: StudySetup, own: OwnCommand, wanted: Mapping[str, Any]) -> None:

@@ -1,12 +1,14 @@
 """The answer in the user's own command and files: the places where what the winner changes stands, and their edits."""
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from zerotune.trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
@@ -18,10 +20,20 @@ from zerotune.trial_lib.deepspeed_config.overrides import (
     setting_at,
     with_open_batch,
 )
-from zerotune.trial_lib.inputs.documents import REMOVED, SUFFIXES, Key, edited, leaves, read_document, value_at
+from zerotune.trial_lib.inputs.documents import (
+    REMOVED,
+    SUFFIXES,
+    Key,
+    edited,
+    leaves,
+    read_document,
+    value_at,
+    with_whole_paths,
+)
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint, split_flag
 from zerotune.trial_lib.inputs.places import (
     FileTarget,
+    is_plain_name,
     is_variable,
     typed_as,
     with_switch,
@@ -29,6 +41,7 @@ from zerotune.trial_lib.inputs.places import (
     without_option,
 )
 from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import read_bounded
 from zerotune.trial_lib.messages.turned import in_command
 from zerotune.trial_lib.rank.batch_source import found_in, numbers_in_words
@@ -83,7 +96,11 @@ _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _SECTION, _MIXED_PRECISION = "deepspeed_config", "mixed_precision"
 _BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
 _LARGEST = 1_000_000  # characters of a file that may have a place
+_LONGEST_NAME = 1000
 _NEW_CONFIG = "<new>"  # stands for the path of a new configuration
+# Ways to have an answer in the command, each of which costs a start of the program if those before it were wrong
+_MOST_WAYS = 4
+_Any = TypeVar("_Any")
 
 
 class NoPlaceError(Exception):
@@ -92,11 +109,12 @@ class NoPlaceError(Exception):
 
 @dataclass(frozen=True)
 class _File:
-    # A file that the command names.
+    # A file that the command names, or another file of it.
     path: Path
     is_found_by_folder: bool  # another word names the folder that the path is relative to
     text: str
     content: Any
+    named_at: tuple[Path, Key] | None = None  # where another file has its path
 
 
 # The place of a value: a key of a file, or a place among the words.
@@ -110,11 +128,18 @@ class _Edits:
     files: list[_File]
     own: dict[Path, dict[Key, Any]] = field(default_factory=dict)  # values in the user's files
     variables: dict[str, str] = field(default_factory=dict)
-    # Files without a word of their own: a configuration that another file names, by the place of its path there
-    named_within: dict[Path, tuple[Path, Key]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # Which of the places that may hold a setting is meant, and how many there are
+    picks: Mapping[str, int] = field(default_factory=dict)
+    choices: dict[str, int] = field(default_factory=dict)
     new_config: str | None = None  # the text of a new DeepSpeed configuration
     config: Path | None = None  # the file with the user's own
     placed: set[str] = field(default_factory=set)  # the sizes of the batch that have been set in a configuration
+
+    def pick(self, what: str, found: Iterable[_Any]) -> _Any | None:
+        places = list(dict.fromkeys(found))[:_MOST_WAYS]
+        self.choices[what] = max(1, len(places))
+        return places[min(self.picks.get(what, 0), len(places) - 1)] if places else None
 
     def put(self, path: Path, key: Key, value: Any) -> None:
         content: Any = next((file.content for file in self.files if file.path == path), {})
@@ -143,29 +168,50 @@ class _Edits:
         # At an option, an override, a variable, or in a file that the words name.
         target = FileTarget.read(place)
         if target is not None:
-            self.put((self.folder / target.path).resolve(), tuple(target.key.split(".")), value)
+            self.put((self.folder / target.path).resolve(), target.keys, value)
         elif is_variable(place, self.words):
             self.variables[place] = text_of(value, os.environ.get(place, ""))
         else:
             self.words = with_switch(place, self.words, value)[0]
 
 
-def own_command(
+def own_commands(
     experiment: Experiment,
     words: Sequence[str],
     known: KnownProgram,
     config: Mapping[str, Any],
     values: "OtherValues",
     paths: StudyPaths,
-    by_name: bool = False,
-) -> OwnCommand:
+) -> Iterator[OwnCommand]:
     """The user's command, whose words are given, with a complete configuration and other values of the program.
 
-    With `by_name` another ZeRO stage changes the name of a preset (`zero2`), and not what the program makes of it.
-    Nothing is written. Raises NoPlaceError if something that the configuration changes has no place in the command, and
-    InputError if a file cannot be edited. Whether a place is the right one shows only when the command runs.
+    Yields the ways to have them there, the likeliest first. Several places may have a setting's name and value, and
+    which of them the program follows shows only when the command runs. Another ZeRO stage may change the name of a
+    preset (`zero2`), or what the program makes of it. Nothing is written. Raises NoPlaceError if something that the
+    configuration changes has no place in the command, and InputError if a file cannot be edited.
     """
-    edits = _Edits(list(words), experiment.model_dir, _named_files(words, experiment.model_dir))
+    edits = _edits(experiment, words, known, config, values, {})
+    ways = [_written(edits, paths, experiment.model_dir)]
+    yield ways[0]
+    for picked in sorted(product(*map(range, edits.choices.values())), key=sum):
+        picks = dict(zip(edits.choices, picked, strict=True))
+        with contextlib.suppress(NoPlaceError, InputError):
+            way = _written(_edits(experiment, words, known, config, values, picks), paths, experiment.model_dir)
+            if len(ways) < _MOST_WAYS and way not in ways:
+                ways.append(way)
+                yield way
+
+
+def _edits(
+    experiment: Experiment,
+    words: Sequence[str],
+    known: KnownProgram,
+    config: Mapping[str, Any],
+    values: "OtherValues",
+    picks: Mapping[str, int],
+) -> _Edits:
+    folder, typed = experiment.model_dir, {**os.environ, **experiment.environment_variables}
+    edits = _Edits(list(words), folder, _named_files(words, folder), environment=typed, picks=picks)
     if known.found is not None and known.found.hydra_config:
         edits.files.append(_File(_HYDRA, False, "", known.found.hydra_config))
     base = deepspeed_part(known.base_config)
@@ -176,13 +222,13 @@ def own_command(
         if value != setting_at(base, key) and not (value is None and setting_at(base, f"{key}.device") == "none")
     }
     written = with_open_batch(known.in_file(config), known.own_config(experiment))
-    _place_config(edits, experiment.entrypoint, known, written, changed, by_name)
+    _place_config(edits, experiment.entrypoint, known, written, changed)
     _place_batch(edits, known, config, changed)
     for place, value in in_command(values.switches).items():
         if value is not None:
             edits.put_word(place, value)
     _place_options(edits, known, values)
-    return _written(edits, paths, experiment.model_dir)
+    return edits
 
 
 @dataclass(frozen=True)
@@ -219,7 +265,7 @@ def dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-# The files that the words name.
+# The files that the words name, and the files that those name.
 
 
 def _named_files(words: Sequence[str], folder: Path) -> list[_File]:
@@ -233,16 +279,25 @@ def _named_files(words: Sequence[str], folder: Path) -> list[_File]:
                 path = (parent / name).resolve()
                 if path not in found and (file := _file(path, parent != folder)) is not None:
                     found[path] = file
-    return list(found.values())
+    files = list(found.values())
+    for file in files:
+        for key, value in leaves(file.content):
+            if not isinstance(value, str) or PurePath(value).suffix not in SUFFIXES or len(value) > _LONGEST_NAME:
+                continue
+            for path in ((parent / value).resolve() for parent in (folder, file.path.parent)):
+                if path not in found and (named := _file(path, True, (file.path, key))) is not None:
+                    found[path] = named
+                    files.append(named)
+    return files
 
 
-def _file(path: Path, by_folder: bool) -> _File | None:
+def _file(path: Path, by_folder: bool, named_at: tuple[Path, Key] | None = None) -> _File | None:
     try:
         text = read_bounded(path, _LARGEST) if path.is_file() else ""
         content = read_document(text, path.name)
     except (OSError, ValueError):
         return None
-    return _File(path, by_folder, text, content) if isinstance(content, dict) else None
+    return _File(path, by_folder, text, content, named_at) if isinstance(content, dict) else None
 
 
 def _as_override(value: Any) -> str:
@@ -257,33 +312,41 @@ def _is_of_deepspeed(content: Any) -> bool:
 
 
 def _place_config(
-    edits: _Edits,
-    entrypoint: Entrypoint,
-    known: KnownProgram,
-    written: Mapping[str, Any],
-    changed: Mapping[str, Any],
-    by_name: bool,
+    edits: _Edits, entrypoint: Entrypoint, known: KnownProgram, written: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> None:
-    held = _config_held(edits)
+    # The position of the word that is the configuration, or its name.
+    begin, of_config = len(edits.words) - len(entrypoint.arguments), entrypoint.config_positions
+    is_typed = begin >= 0 and tuple(edits.words[begin:]) == entrypoint.arguments and len(of_config) == 1
+    position = begin + of_config[0] if is_typed else None
+    word = "" if position is None else split_flag(edits.words[position])[1]
+    held = edits.pick("configuration", _configs_held(edits, word))
     if held is not None:
         edits.config = held[0]
         _edit_config(edits, *held, known, written, changed)
         return
     others = [path for path in changed if path not in _BATCH]
-    position = _word_of_config(edits, entrypoint)
     if position is not None:
         before, value = split_flag(edits.words[position])
         # As JSON, in base64, or as a file in the place of a name that only the program knows.
         alike = named_alike(value, written, Path(_NEW_CONFIG))
         own_stage = setting_at(known.base_config, STAGE) or 0
-        if by_name and others == [STAGE] and alike == _NEW_CONFIG:
-            preset = re.sub(rf"(zero[-_]?(?:stage)?[-_]?){own_stage}(?!\d)", rf"\g<1>{changed[STAGE]}", value)
+        preset = ""
+        if others == [STAGE] and alike == _NEW_CONFIG:
+            # A preset of another stage may have more that is other.
+            named = re.sub(rf"(zero[-_]?(?:stage)?[-_]?){own_stage}(?!\d)", rf"\g<1>{changed[STAGE]}", value)
+            preset = edits.pick("preset", (each for each in (named, "") if each != value)) or ""
+        if preset:
             edits.words[position] = f"{before}{preset}"
         elif others or alike != _NEW_CONFIG:
             edits.words[position] = f"{before}{alike}"
             edits.new_config = json.dumps(written, indent=2) + "\n"
         return
-    accelerates = next((file for file in edits.files if _is_of_accelerate(file.content)), None)
+    of_accelerate = (
+        file
+        for file in edits.files
+        if file.content.get("distributed_type") == "DEEPSPEED" or isinstance(file.content.get(_SECTION), Mapping)
+    )
+    accelerates = next(of_accelerate, None)
     if accelerates is not None:
         _edit_accelerates(edits, accelerates, changed, others, written)
     elif others and all(path in _OF_ACCELERATE and _option(edits, path) for path in others):
@@ -294,30 +357,21 @@ def _place_config(
     else:
         # A dictionary that the code makes of its options, or of its own file.
         for path in (path for path in others if path not in known.arg_mappings):
-            spot = _by_name(edits, path, setting_at(known.base_config, path) or (0 if path == STAGE else None))
+            own = setting_at(known.base_config, path) or (0 if path == STAGE else None)
+            spot = edits.pick(path, _by_name(edits, path, own))
             if spot is None:
                 raise NoPlaceError(f"{path} stands in the code, or where ZeroTune does not see it")
             edits.put_at(spot, changed[path])
 
 
-def _config_held(edits: _Edits) -> tuple[Path, Key, Any] | None:
-    # The file with the configuration, the section that it is in, and its content.
-    for file in edits.files:
+def _configs_held(edits: _Edits, word: str) -> Iterator[tuple[Path, Key]]:
+    # The files that have a configuration, each with its section. That of the word of the configuration is the first.
+    named = (edits.folder / word).resolve()
+    for file in sorted(edits.files, key=lambda file: file.path != named):
         for key, section in _sections(file.content):
             if _is_of_deepspeed(section):
-                return file.path, key, section
-    for file in edits.files:
-        for key, value in leaves(file.content):
-            if not isinstance(value, str) or PurePath(value).suffix != ".json" or len(value) > 1000:
-                continue
-            for parent in (edits.folder, file.path.parent):
-                path = (parent / value).resolve()
-                named = _file(path, by_folder=True)
-                if named is not None and _is_of_deepspeed(named.content):
-                    edits.files.append(named)
-                    edits.named_within[path] = (file.path, key)
-                    return path, (), named.content
-    return None
+                yield file.path, key
+                break
 
 
 def _sections(content: Mapping[str, Any], key: Key = ()) -> Iterator[tuple[Key, Mapping[str, Any]]]:
@@ -329,14 +383,9 @@ def _sections(content: Mapping[str, Any], key: Key = ()) -> Iterator[tuple[Key, 
 
 
 def _edit_config(
-    edits: _Edits,
-    path: Path,
-    section: Key,
-    content: Mapping[str, Any],
-    known: KnownProgram,
-    written: Mapping[str, Any],
-    changed: Mapping[str, Any],
+    edits: _Edits, path: Path, section: Key, known: KnownProgram, written: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> None:
+    content = value_at(next(file.content for file in edits.files if file.path == path), section)
     for name, value in changed.items():
         if name not in _BATCH:
             edits.put(path, (*section, *name.split(".")), REMOVED if value is None else value)
@@ -357,18 +406,6 @@ def _edit_config(
         total = samples // (before[MICRO_BATCH] * before[ACCUMULATION])
         if total != content[TRAIN_BATCH]:
             edits.put(path, (*section, TRAIN_BATCH), total)
-
-
-def _word_of_config(edits: _Edits, entrypoint: Entrypoint) -> int | None:
-    # The position, among the typed words, of a word that is the configuration, or its name.
-    before = len(edits.words) - len(entrypoint.arguments)
-    if before < 0 or tuple(edits.words[before:]) != entrypoint.arguments or len(entrypoint.config_positions) != 1:
-        return None
-    return before + entrypoint.config_positions[0]
-
-
-def _is_of_accelerate(content: Mapping[str, Any]) -> bool:
-    return content.get("distributed_type") == "DEEPSPEED" or isinstance(content.get(_SECTION), Mapping)
 
 
 def _option(edits: _Edits, path: str) -> bool:
@@ -398,7 +435,7 @@ def _edit_lightnings(edits: _Edits, known: KnownProgram, changed: Mapping[str, A
     # Arguments of the strategy, in a file or among the options; or the strategy's name.
     if not others:
         return
-    spot = _by_name(edits, STAGE, setting_at(known.base_config, STAGE))
+    spot = edits.pick(STAGE, _by_name(edits, STAGE, setting_at(known.base_config, STAGE)))
     kept = ((file.path, key, value) for file in edits.files for key, value in leaves(file.content))
     named = [(path, key) for path, key, name in kept if key[-1] == "strategy" and _LIGHTNINGS_NAME.fullmatch(str(name))]
     if spot is not None:
@@ -434,49 +471,66 @@ def _place_batch(edits: _Edits, known: KnownProgram, config: Mapping[str, Any], 
         is_in_config = edits.new_config is not None or key in edits.placed
         if is_in_config and key not in by_trainer:
             continue
-        spot = _by_name(edits, key, own.get(key)) or _beside_sibling(edits, key, known)
+        spot = edits.pick(key, _by_name(edits, key, own.get(key))) or _beside_sibling(edits, key, known)
         if spot is None:
             name = TRAINING_ARGUMENTS[key] if key in by_trainer else key
             raise NoPlaceError(f"{name} stands in the code, or where ZeroTune does not see it")
         edits.put_at(spot, new[key])
 
 
-def suspected_place(reason: str, size: int, entrypoint: Entrypoint, folder: Path) -> tuple[str, str] | None:
-    """The key and the place, as `--map` has them, from which a program may have a batch size that it has not followed.
+def suspected_places(
+    reason: str, size: int, entrypoint: Entrypoint, environment: Mapping[str, str], folder: Path
+) -> list[tuple[str, str]]:
+    """The keys and places, as `--map` has them, from which a program may have a batch size that it has not followed.
 
-    A rank has found it (`reason`), or it is in the command or a file that it names. None if there is none.
+    A rank has found one (`reason`), or they are in the command, its variables, or its files. The likeliest is first.
     """
-    if (by_rank := found_in(reason)) is not None:
-        return by_rank
+    by_rank = found_in(reason)
     # DeepSpeed's own file follows each trial. A wrapper may make it of the file that it is given.
     files = [file for file in _named_files(entrypoint.arguments, folder) if not _is_of_deepspeed(file.content)]
-    edits = _Edits(list(entrypoint.arguments), folder, _named_files(entrypoint.wrapper, folder) or files)
-    spot = _by_name(edits, MICRO_BATCH, size)
-    if spot is None or isinstance(spot, str):
-        return None if spot is None else (MICRO_BATCH, spot)
-    target = f"{os.path.relpath(spot[0], folder.resolve())}:{'.'.join(spot[1])}"
-    return None if FileTarget.read(target) is None else (MICRO_BATCH, target)
+    files = _named_files(entrypoint.wrapper, folder) or files
+    edits = _Edits(list(entrypoint.arguments), folder, files, environment=environment)
+    found = [] if by_rank is None else [by_rank]
+    for spot in _by_name(edits, MICRO_BATCH, size):
+        if isinstance(spot, str):
+            found.append((MICRO_BATCH, spot))
+            continue
+        file = next(file for file in files if file.path == spot[0])
+        is_new = value_at(file.content, spot[1]) is None
+        target = FileTarget(os.path.relpath(file.path, folder.resolve()), f"{'+' * is_new}{'.'.join(spot[1])}")
+        if FileTarget.read(str(target)) is not None:
+            found.append((MICRO_BATCH, str(target)))
+    return list(dict.fromkeys(found))[:_MOST_WAYS]
 
 
-def _by_name(edits: _Edits, setting: str, value: Any) -> _Spot | None:
-    # The option, or the key of a file, that has a setting's value by a name that means it, or else may mean it.
-    found: list[tuple[int, int, _Spot]] = []
+def _by_name(edits: _Edits, setting: str, value: Any) -> list[_Spot]:
+    # The places that have a setting's value by a name that means it, then those whose name may mean it.
+    found: list[tuple[int, bool, int, _Spot]] = []
     places: list[tuple[Key, Any, _Spot]] = [
         ((number.name.lstrip("-"),), number.value, number.target) for number in numbers_in_words(edits.words)
     ]
-    files = [file for file in edits.files if file.path != edits.config or file.path == _HYDRA]
-    places += [(key, own, (file.path, key)) for file in files for key, own in leaves(file.content)]
+    places += [((name,), own, name) for name, own in edits.environment.items() if is_plain_name(name)]
+    for file in edits.files:
+        if file.path != edits.config or file.path == _HYDRA:
+            places += [(key, own, (_reader(edits, file), key)) for key, own in leaves(file.content)]
     patterns = _NAMES.get(setting, (rf"^{setting.rpartition('.')[2]}$",))
     for key, own, spot in places:
         if own is None or str(own) != str(value) or _NOT_TRAINED.search(".".join(key)):
             continue
         name = key[-1].rpartition(".")[2].replace("-", "_")
-        for rank, pattern in enumerate(patterns):
-            is_other = setting == MICRO_BATCH and re.search("accum", name, re.IGNORECASE)
-            if re.search(pattern, name, re.IGNORECASE) and not is_other:
-                found.append((rank, 0 if isinstance(spot, str) else len(key), spot))
-                break
-    return min(found, key=lambda each: each[:2])[2] if found else None
+        is_other = setting == MICRO_BATCH and "accum" in name.lower()
+        ranks = [rank for rank, pattern in enumerate(patterns) if re.search(pattern, name, re.IGNORECASE)]
+        if ranks and not is_other:
+            # A variable of that name may be another program's.
+            found.append((ranks[0], spot in edits.environment, len(key), spot))
+    return [spot for *_, spot in sorted(found, key=lambda each: each[:3])]
+
+
+def _reader(edits: _Edits, file: _File) -> Path:
+    # The file of the command that reads this one, as a base on which it sets keys of its own.
+    while file.named_at is not None:
+        file = next(each for each in edits.files if each.path == file.named_at[0])
+    return file.path
 
 
 def _beside_sibling(edits: _Edits, key: str, known: KnownProgram) -> tuple[Path, Key] | None:
@@ -501,16 +555,19 @@ def _written(edits: _Edits, paths: StudyPaths, folder: Path) -> OwnCommand:
     for path in edits.own:
         if path not in texts:
             texts[path] = read_bounded(path, _LARGEST)
-    edited_files = set(edits.own)
-    copied = {*edited_files, *(holder for path, (holder, _) in edits.named_within.items() if path in edited_files)}
+    named_at = {file.path: file.named_at for file in edits.files if file.named_at is not None}
+    copied = list(edits.own)
+    for path in copied:
+        if path in named_at and named_at[path][0] not in copied:
+            copied.append(named_at[path][0])
     names: dict[Path, Path] = {}
     for path in sorted(copied):
         is_taken = any(each.name == path.name for each in names.values())
         names[path] = paths.best / (f"{len(names)}_{path.name}" if is_taken else path.name)
     in_copies = {path: dict(edits.own.get(path, {})) for path in copied}
-    for path, (holder, key) in edits.named_within.items():
-        if path in edited_files:
-            in_copies[holder][key] = shown_in(names[path], folder)
+    for path in (path for path in copied if path in named_at):
+        # A path may be meant from the folder of the file that has it.
+        in_copies[named_at[path][0]][named_at[path][1]] = str(names[path])
     copies = {}
     changes = []
     new_path, own_path = (parent / f"ds_config.{paths.root.name}.json" for parent in (paths.best, folder))
@@ -518,7 +575,8 @@ def _written(edits: _Edits, paths: StudyPaths, folder: Path) -> OwnCommand:
         copies[str(new_path)] = edits.new_config
         changes.append(FileChange(path=str(own_path), before=None, after=edits.new_config))
     for path in sorted(copied):
-        copies[str(names[path])] = edited(texts[path], path.name, _naming(in_copies[path], shown_in(new_path, folder)))
+        elsewhere = with_whole_paths(texts[path], path, folder)
+        copies[str(names[path])] = edited(elsewhere, path.name, _naming(in_copies[path], shown_in(new_path, folder)))
         after = edited(texts[path], path.name, _naming(edits.own.get(path, {}), shown_in(own_path, folder)))
         if after != texts[path]:
             changes.append(FileChange(path=str(path), before=texts[path], after=after))

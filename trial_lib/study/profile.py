@@ -26,7 +26,7 @@ from zerotune.trial_lib.records.result import Outcome, TrialResult, as_sentence,
 from zerotune.trial_lib.search.knobs import STAGE
 from zerotune.trial_lib.study.history import SUBMITTED_NUMBER
 from zerotune.trial_lib.study.limits import with_ops_built, with_swap_disks
-from zerotune.trial_lib.study.own_command import suspected_place
+from zerotune.trial_lib.study.own_command import suspected_places
 from zerotune.trial_lib.study.plans import TrialPlans
 from zerotune.trial_lib.study.program import KnownProgram
 from zerotune.trial_lib.study.setup import StudySetup
@@ -53,14 +53,14 @@ def run_profile(
     plans_for: Callable[[ProgramProfile, int], Sequence[TrialPlan]],
     run: Callable[[TrialPlan], TrialResult],
     prime: Callable[[Sequence[Import]], None],
-    place_of: Callable[[TrialResult, int], tuple[str, str] | None] = lambda result, size: None,
+    places_of: Callable[[TrialResult, int], Sequence[tuple[str, str]]] = lambda result, size: (),
 ) -> TrialResult:
     """Runs the profile trial to its end. Its result is also in its folder, unless it was cut short.
 
     `typed` is its first run, of the program as it was typed. `plans_for` gives the runs at a micro-batch size
     (samples), from what the first run has found. Each one is for a program that the one before has failed. `prime` gets
-    what the first run has imported. `place_of` gives the key and the place from which a program may have the typed
-    batch size, if it has not followed another. One run shows whether it does.
+    what the first run has imported. `places_of` gives the keys and places from which a program may have the typed
+    batch size, if it has not followed another. A run shows for each whether it does.
     """
     seen = run(typed)
     program = seen.program
@@ -79,22 +79,23 @@ def run_profile(
         has_stayed = _is_ignored(result) and result.micro_batch_arrived == own
         # The code may compare the size with an option of its own.
         if is_seen and program.rows_per_sample == 1 and (has_stayed or result.outcome is Outcome.CRASHED):
-            found = place_of(result, own)
-            if found is not None and found[0] not in program.arg_mappings:
-                placed = replace(program, arg_mappings={**program.arg_mappings, found[0]: found[1]})
+            places = [(key, place) for key, place in places_of(result, own) if key not in program.arg_mappings]
+            for key, place in places:
+                placed = replace(program, arg_mappings={**program.arg_mappings, key: place})
                 # A wrapper may refuse it.
                 with contextlib.suppress(InputError, TimeoutError):
                     for again in plans_for(placed, plan.candidate.micro_batch_size):
                         followed = run(again)
                         if followed.outcome is Outcome.COMPLETED or _is_cut_short(followed):
-                            note = f"The program has its batch from {found[1]}, so trials set it there."
+                            note = f"The program has its batch from {place}, so trials set it there."
                             noted = replace(followed, note=" ".join(filter(None, (followed.note, note))))
                             return _kept(again, noted, seen, placed)
             if has_stayed:
                 # What was typed agrees with what arrives, so everything but the size can be tuned.
                 fed = result.reason.partition(". ")[0].rstrip(".")
-                tried = "" if found is None else f"{fed}. It did not follow {found[1]} either."
-                program = replace(program, fixed_batch=tried or result.reason)
+                names = " or ".join(place for _, place in places)
+                tried = f"{fed}. It did not follow {names} either." if places else result.reason
+                program = replace(program, fixed_batch=tried)
                 break
         if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
             return _kept(plan, _noted(result, plan, failed), seen, program)
@@ -287,15 +288,15 @@ def run_profile_of_study(
         places = mapped_places(setup.experiment, setup.environment)
         return held_against(result, places, setup.experiment.config.arg_mappings, setup.experiment.ds_config)
 
-    def place_of(result: TrialResult, size: int) -> tuple[str, str] | None:
+    def places_of(result: TrialResult, size: int) -> list[tuple[str, str]]:
         experiment = setup.experiment
-        found = suspected_place(result.reason, size, experiment.entrypoint, experiment.model_dir)
+        found = suspected_places(result.reason, size, experiment.entrypoint, setup.environment, experiment.model_dir)
         # A place that the user has mapped is set already.
-        return None if found is None or found[1] in experiment.config.arg_mappings.values() else found
+        return [each for each in found if each[1] not in experiment.config.arg_mappings.values()]
 
     forget_own(plan)
     first = plans.typed(plan, typed.base_config)
-    profiled = run_profile(plan, first, plans_for, run_and_compare, place.prime, place_of)
+    profiled = run_profile(plan, first, plans_for, run_and_compare, place.prime, places_of)
     complete = with_swap_disks(with_ops_built(profiled, setup, place.build), setup)
     if place.has_compiled:
         # The compilers have taken time from the ranks.

@@ -65,9 +65,7 @@ def _plan(driver: StudyDriver, own: OwnCommand, winner: Candidate) -> TrialPlan:
     plans.check = check
     plan = plans.plan(driver.state.next_number, Purpose.SUBMITTED, winner, driver.known, driver.state.profiled)
     return replace(
-        plan,
-        window=StepWindow(start_step=1, end_step=1, max_steps=1),
-        program=replace(plan.program, files=own.copies),
+        plan, window=StepWindow(start_step=1, end_step=1, max_steps=1), program=replace(plan.program, files=own.copies)
     )
 
 

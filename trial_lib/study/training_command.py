@@ -8,13 +8,11 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zerotune.trial_lib.deepspeed_config.overrides import (
-    MICRO_BATCH,
-    TRAINING_ARGUMENTS,
-)
+from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH, TRAINING_ARGUMENTS
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
 from zerotune.trial_lib.inputs.entrypoint import split_flag
@@ -73,10 +71,10 @@ def write_best_experiment(
     document["entrypoint"] = [*_assigned(launcher, variables), *command.arguments]
     turned = {**experiment.config.turned, **turned_among(switches)}
     document |= {"turned": turned} if turned else {}
-    if document.get("arg_mappings"):
+    if mapped := document.get("arg_mappings"):
         document["arg_mappings"] = {
-            key: _in_copy(target, command.copies)
-            for key, target in document["arg_mappings"].items()
+            key: str(replace(file, path=command.copies.get(file.path, file.path))) if file else target
+            for key, target, file in ((key, each, FileTarget.read(each)) for key, each in mapped.items())
             if key not in of_wrapper
         }
     space = {key: value for key, value in (document.pop("search_space", None) or {}).items() if key != PROGRAM}
@@ -99,12 +97,6 @@ def _assigned(launcher: Sequence[str], variables: Mapping[str, str]) -> list[str
     return [*words[:begin], *(f"{name}={value}" for name, value in left.items()), *words[begin:]]
 
 
-def _in_copy(target: str, copies: Mapping[str, str]) -> str:
-    # The target of a mapping, in the copy of its file if there is one.
-    file = FileTarget.read(target)
-    return target if file is None or file.path not in copies else f"{copies[file.path]}:{file.key}"
-
-
 # How you apply the switches that ZeroTune has turned: by a Trainer's options, or a line in your code. Pure.
 
 _OF_WORKERS = (PREFETCH, PERSISTENT)  # torch and the Trainer refuse these settings if there are no workers
@@ -123,15 +115,11 @@ def _checkpointing(kind: Any) -> str:
     )
 
 
-def _compile(is_on: Any) -> str:
-    return "engine.compile() behind deepspeed.initialize." if is_on else "no engine.compile()."
-
-
-def _attention(name: Any) -> str:
-    return f'attn_implementation="{name}" where the model is loaded, or model.set_attn_implementation("{name}").'
-
-
-_SAID: dict[str, Callable[[Any], str]] = {CHECKPOINTING: _checkpointing, COMPILE: _compile, ATTENTION: _attention}
+_SAID: dict[str, Callable[[Any], str]] = {
+    CHECKPOINTING: _checkpointing,
+    COMPILE: lambda is_on: "engine.compile() behind deepspeed.initialize." if is_on else "no engine.compile().",
+    ATTENTION: 'attn_implementation="{0}" where the model is loaded, or model.set_attn_implementation("{0}").'.format,
+}
 
 
 def _loader(place: str, value: Any, found: ProgramProfile) -> str:
@@ -234,10 +222,7 @@ _NOTHING = ("", "~", "null")
 
 
 def training_command(
-    setup: StudySetup,
-    known: KnownProgram,
-    config: dict[str, Any],
-    switches: Mapping[str, SwitchValue] | None = None,
+    setup: StudySetup, known: KnownProgram, config: dict[str, Any], switches: Mapping[str, SwitchValue] | None = None
 ) -> str:
     """The command that trains with the winning configuration, under the conditions of the trials.
 

@@ -1,6 +1,7 @@
 """The answer in the user's own command and files: each setting that the winner changes is edited where it stands."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +20,8 @@ from zerotune.trial_lib.messages.turned import PINNED, WORKERS
 from zerotune.trial_lib.records.folders import OwnCommand
 from zerotune.trial_lib.search.knobs import STAGE
 from zerotune.trial_lib.study import best_command
-from zerotune.trial_lib.study.best_command import own_answer
-from zerotune.trial_lib.study.own_command import NoPlaceError, suspected_place
+from zerotune.trial_lib.study.best_command import own_answers
+from zerotune.trial_lib.study.own_command import NoPlaceError, suspected_places
 from zerotune.trial_lib.study.program import KnownProgram
 from zerotune.trial_lib.study.typed_command import read_command
 
@@ -53,10 +54,10 @@ def answer(
     switches: Mapping[str, Any] | None = None,
     mapped: Mapping[str, str] | None = None,
     wrapper: str = "",
-    by_name: bool = False,
+    way: int = 0,
     **winner: Any,
 ) -> OwnCommand:
-    """The user's command with a winner, which has WINNER's batch unless another is given, and ZeRO stage 2."""
+    """A way to have a winner in the user's command. It has WINNER's batch unless another is given, and ZeRO stage 2."""
     host = Host("cuda", ["0", "1"], 2**30)
     vary = {place: [value] for place, value in (switches or {}).items()}
     experiment = read_command(command.split(), mapped or {}, folder, host, vary=vary, wrapper=wrapper.split())
@@ -65,9 +66,8 @@ def answer(
     base = known.base_config
     zero = {**base.get("zero_optimization", {}), **(zero or {})}
     config = {key: value for key, value in base.items() if key != TRAIN_BATCH or value == "auto"}
-    own = own_answer(setup, known, {**config, "zero_optimization": zero, **(winner or WINNER)}, switches or {}, by_name)
-    assert own is not None
-    return own
+    ways = own_answers(setup, known, {**config, "zero_optimization": zero, **(winner or WINNER)}, switches or {})
+    return next(itertools.islice(ways, way, None))
 
 
 def copy_of(own: OwnCommand, name: str) -> str:
@@ -124,7 +124,7 @@ def test_a_yaml_file_and_the_json_that_it_names_change_together(folder: Path) ->
     accumulation = ["-gradient_accumulation_steps: 4", "+gradient_accumulation_steps: 1"]
     assert edits(own) == [*of_json, *batch, *accumulation]
     copied = copy_of(own, "lf.yaml")
-    assert yaml.safe_load(copied)["deepspeed"] == "study/best/ds.json"
+    assert yaml.safe_load(copied)["deepspeed"] == str(folder / "study" / "best" / "ds.json")
     assert "stage: sft            # no stage of ZeRO" in copied
     assert own.applied == ("cli", "train", "lf.yaml")
 
@@ -206,7 +206,7 @@ def test_a_presets_name_becomes_a_file(folder: Path) -> None:
         arg_mappings={MICRO_BATCH: "--per_device_train_batch_size", ACCUMULATION: "--gradient_accumulation_steps"},
     )
     typed = "--deepspeed zero2 --per_device_train_batch_size 2 --gradient_accumulation_steps 4"
-    own = answer(folder, f"{TRAIN} {typed}", found, {"stage": 1}, wrapper=f"swift sft {typed}")
+    own = answer(folder, f"{TRAIN} {typed}", found, {"stage": 1}, wrapper=f"swift sft {typed}", way=1)
     assert own.words[:5] == (
         "swift",
         "sft",
@@ -215,7 +215,7 @@ def test_a_presets_name_becomes_a_file(folder: Path) -> None:
         "--per_device_train_batch_size",
     )
     assert json.loads(copy_of(own, "ds_config.study.json"))["zero_optimization"] == {"stage": 1}
-    named = answer(folder, f"{TRAIN} {typed}", found, {"stage": 1}, wrapper=f"swift sft {typed}", by_name=True)
+    named = answer(folder, f"{TRAIN} {typed}", found, {"stage": 1}, wrapper=f"swift sft {typed}")
     assert (named.words[2:4], named.copies) == (("--deepspeed", "zero1"), {})
     unchanged = answer(folder, f"{TRAIN} {typed}", found, wrapper=f"swift sft {typed}")
     assert unchanged.words[2:4] == ("--deepspeed", "zero2")
@@ -366,26 +366,60 @@ def test_a_value_that_an_alias_shares_is_refused(folder: Path) -> None:
         answer(folder, f"{TRAIN} --deepspeed ds.json lf.yaml", **{MICRO_BATCH: 8, ACCUMULATION: 4})
 
 
+def test_places_that_are_alike_are_ways_of_which_a_run_finds_the_right_one(folder: Path) -> None:
+    (folder / "conf.yaml").write_text("curriculum: {stage: 2}\nzero: {stage: 2}\n")
+    in_code = {"zero_optimization": {"stage": 2}}
+    found = dataclasses.replace(SCRIPT, ds_config=in_code, arg_mappings={MICRO_BATCH: "--b", ACCUMULATION: "--a"})
+    ways = [answer(folder, f"{TRAIN} --b 2 --a 4 conf.yaml", found, {"stage": 1}, way=way) for way in range(2)]
+    assert [way.words[-5:-1] for way in ways] == [("--b", "8", "--a", "1")] * 2
+    assert [edits(way)[1] for way in ways] == ["+curriculum: {stage: 1}", "+zero: {stage: 1}"]
+    with pytest.raises(StopIteration):
+        answer(folder, f"{TRAIN} --b 2 --a 4 conf.yaml", found, {"stage": 1}, way=2)
+
+
+def test_of_two_configurations_that_of_the_studys_word_is_edited_first(folder: Path) -> None:
+    (folder / "ref.json").write_text(json.dumps(AUTO))
+    found = dataclasses.replace(TRAINER, arg_mappings={MICRO_BATCH: "--b", ACCUMULATION: "--a"})
+    own = answer(folder, f"{TRAIN} --ref ref.json --deepspeed_config ds.json --b 2", found, {"stage": 1})
+    assert own.words[-8:-4] == ("--ref", "ref.json", "--deepspeed_config", "study/best/ds.json")
+
+
+def test_a_key_of_a_base_is_set_in_the_file_that_names_it_and_other_names_have_whole_paths(folder: Path) -> None:
+    (folder / "conf").mkdir()
+    (folder / "conf" / "words.txt").touch()
+    (folder / "conf" / "base.yaml").write_text("batch: 2\naccumulation: 4\n")
+    (folder / "conf" / "run.yaml").write_text("base: base.yaml\ndata: words.txt\nbatch: 2\n")
+    found = dataclasses.replace(IN_CODE, ds_config={"zero_optimization": {"stage": 2}})
+    own = answer(folder, f"{TRAIN} conf/run.yaml", found)
+    # The base may be that of other trainings, and the key in it is not the one that counts.
+    assert edits(own) == ["-batch: 2", "+batch: 8", "+accumulation: 1"]
+    base, data = folder / "conf" / "base.yaml", folder / "conf" / "words.txt"
+    assert copy_of(own, "run.yaml") == f"base: {base}\ndata: {data}\nbatch: 8\naccumulation: 1\n"
+
+
 @pytest.mark.parametrize(
-    ("reason", "words", "wrapper", "place"),
+    ("reason", "words", "wrapper", "places"),
     [
         (
             "It has --size 4. Let each trial set it with --map train_micro_batch_size_per_gpu=--size (in a YAML: x).",
+            "--batch_size 4",
             "",
-            "",
-            "--size",
+            ["--size", "--batch_size", "BATCH"],
         ),
-        ("", "--config conf.toml", "", "conf.toml:train.batch_size"),
-        ("", "--deepspeed_config ds.json", "", None),
-        ("", "--x", "python kit.py ds.json", "ds.json:train_micro_batch_size_per_gpu"),
-        ("", "--x", "", None),
+        ("", "--config conf.toml", "", ["conf.toml:train.batch_size", "BATCH"]),
+        ("", "run.yaml", "", ["run.yaml:dev.batch", "run.yaml:+train.batch", "BATCH"]),
+        ("", "--deepspeed_config ds.json", "", ["BATCH"]),
+        ("", "--x", "python kit.py ds.json", ["ds.json:train_micro_batch_size_per_gpu", "BATCH"]),
     ],
 )
 def test_a_size_that_is_not_followed_is_suspected_where_its_name_and_value_stand(
-    folder: Path, reason: str, words: str, wrapper: str, place: str | None
+    folder: Path, reason: str, words: str, wrapper: str, places: list[str]
 ) -> None:
     (folder / "conf.toml").write_text("[eval]\nbatch_size = 4\n[train]\nbatch_size = 4\n")
+    (folder / "run.yaml").write_text("base: base.yaml\ndev: {batch: 4}\n")
+    (folder / "base.yaml").write_text("train: {batch: 4}\n")
     (folder / "ds.json").write_text(json.dumps({**AUTO, MICRO_BATCH: 4}))
     entrypoint = Entrypoint(arguments=tuple(words.split()), wrapper=tuple(wrapper.split()))
-    found = suspected_place(reason, 4, entrypoint, folder)
-    assert found == (None if place is None else (MICRO_BATCH, place))
+    variables = {"BATCH": "4", "EVAL_BATCH": "4", "BATCHES": "3"}
+    found = suspected_places(reason, 4, entrypoint, variables, folder)
+    assert found == [(MICRO_BATCH, place) for place in places]

@@ -212,19 +212,22 @@ def test_batches_that_agree_with_what_was_typed_but_follow_nothing_else_are_prof
     assert ranks.ran_with().micro_batch_size == (8 if outcome == "completed" else 1)
 
 
-@pytest.mark.parametrize("follows", [True, False])
-def test_the_place_that_a_program_may_have_its_size_from_is_tried_once(tmp_path: Path, follows: bool) -> None:
+@pytest.mark.parametrize("followed", ["--size", "conf.yaml:size", ""])
+def test_the_places_that_a_program_may_have_its_size_from_are_tried_in_turn(tmp_path: Path, followed: str) -> None:
     ignores = ended(Outcome.INVALID, micro_batch_arrived=8, reason="It has --size 8.")
-    ends = [ignores, ended() if follows else ignores]
+    places = ["--size", "conf.yaml:size"]
+    tried = places[: places.index(followed) + 1] if followed else places
+    ends = [ignores, *(ended() if place == followed else ignores for place in tried)]
     ranks = Ranks(tmp_path, ended(program=replace(TYPED, rows_per_sample=1)), lambda size: ends.pop(0))
-    result = ranks.profile(place_of=lambda result, size: (MICRO_BATCH, "--size"))
-    assert ranks.sizes == [1, 1]
+    result = ranks.profile(places_of=lambda result, size: [(MICRO_BATCH, place) for place in places])
+    assert ranks.sizes == [1, *(1 for _ in tried)]
     assert not ends
     assert result.program is not None
-    assert result.program.arg_mappings == ({MICRO_BATCH: "--size"} if follows else {})
+    assert result.program.arg_mappings == ({MICRO_BATCH: followed} if followed else {})
     # What has been tried is no advice.
-    assert result.program.fixed_batch == ("" if follows else "It has --size 8. It did not follow --size either.")
-    assert ranks.ran_with().micro_batch_size == (1 if follows else 8)
+    none = "It has --size 8. It did not follow --size or conf.yaml:size either."
+    assert result.program.fixed_batch == ("" if followed else none)
+    assert ranks.ran_with().micro_batch_size == (1 if followed else 8)
 
 
 @pytest.mark.parametrize("ending", [{"outcome": Outcome.CANCELLED}, {"outcome": Outcome.CRASHED, "from_outside": True}])
