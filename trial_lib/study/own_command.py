@@ -69,23 +69,14 @@ _OF_ACCELERATE = {
 }
 # Settings of that section that Accelerate reads beside a DeepSpeed configuration file. It refuses the others there.
 _BESIDE_A_FILE = (
-    "zero3_init_flag",
-    "deepspeed_hostfile",
-    "deepspeed_multinode_launcher",
-    "deepspeed_moe_layer_cls_names",
+    *("zero3_init_flag", "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_moe_layer_cls_names"),
 )
 # The arguments of Lightning's DeepSpeedStrategy that have the name of DeepSpeed's key, and its names of strategies
 _OF_LIGHTNING = tuple(
     f"zero_optimization.{name}"
     for name in (
-        "stage",
-        "contiguous_gradients",
-        "overlap_comm",
-        "allgather_partitions",
-        "reduce_scatter",
-        "allgather_bucket_size",
-        "reduce_bucket_size",
-        "sub_group_size",
+        *("stage", "contiguous_gradients", "overlap_comm", "allgather_partitions", "reduce_scatter"),
+        *("allgather_bucket_size", "reduce_bucket_size", "sub_group_size"),
     )
 )
 _LIGHTNINGS_NAME = re.compile(r"deepspeed(_stage_[123])?")
