@@ -60,6 +60,7 @@ class Experiment:
         largest: the largest micro-batch that fits.
         crash: why a candidate of the search crashes; empty where it does not.
         scatter: how much readings vary, in logarithms.
+        moves: whether a confirming trial's data can begin elsewhere in each round.
         ran: the trials that have been run, in their order: number, purpose, candidate.
     """
 
@@ -74,6 +75,7 @@ class Experiment:
         self.largest = 4
         self.crash: Callable[[Candidate], str] = lambda candidate: ""
         self.scatter = 0.01
+        self.moves = True
         self.ran: list[tuple[int, Purpose, Candidate]] = []
         self._noise = random.Random(7)
         self._clock = itertools.count(1_000_000, 2)
@@ -172,6 +174,7 @@ class Experiment:
             profile=self.profile if plan.purpose is Purpose.PROFILE else None,
             versions=self.versions,
             losses=[3.0, 2.9, 2.8],
+            data_offset=8 if self.moves and plan.purpose is Purpose.CONFIRM else None,
             phases={"steps": 1.0},
             started_at=float(next(self._clock)),
         )

@@ -167,44 +167,6 @@ def _exp(power: float) -> float:
     return math.inf if power > 700.0 else math.exp(power)
 
 
-# The ratio of one study's measurements to another's, with an interval.
-
-ERROR = 0.05
-_ENOUGH_STUDIES = 4
-
-
-def ratio_between(
-    now: Sequence[float], last: Sequence[float], before: Sequence[Sequence[float]], unknown: float
-) -> Ratio:
-    """Returns the ratio of this study's values to the last study's.
-
-    Args:
-        now: the measurements of this study's processes, positive.
-        before: those of earlier studies than the last that measured the same under the same conditions.
-        unknown: the standard deviation from study to study, as a share, for too few studies.
-    """
-    ours, theirs = ([math.log(value) for value in values] for values in (now, last))
-    difference = statistics.fmean(ours) - statistics.fmean(theirs)
-    levels = [statistics.fmean(math.log(value) for value in values) for values in (*before, last)]
-    freedom = len(ours) + len(theirs) - 2
-    scatter = (_squares(ours) + _squares(theirs)) / freedom * (1 / len(ours) + 1 / len(theirs)) if freedom else 0.0
-    if len(levels) >= _ENOUGH_STUDIES:
-        # The levels' variance already contains the scatter of processes, but four levels may be close by luck.
-        half = _half(max(2.0 * statistics.variance(levels), scatter), len(levels) - 1)
-    else:
-        half = _half(scatter + 2.0 * unknown**2, freedom)
-    return Ratio(math.exp(difference), math.exp(difference - half), _exp(difference + half))
-
-
-def _half(variance: float, freedom: int) -> float:
-    return t_quantile(1.0 - ERROR / 2.0, freedom) * math.sqrt(variance) if freedom else math.inf
-
-
-def _squares(values: Sequence[float]) -> float:
-    mean = statistics.fmean(values)
-    return sum((value - mean) ** 2 for value in values)
-
-
 # The latest studies beside the best level that earlier ones held.
 
 # The share of studies without a change that are called a fall, for each place where it may begin: 0 to 0.7 false alarms
@@ -227,18 +189,19 @@ class Fall:
     begin: int  # of the fall: the place after the last study that held the level
 
 
-def largest_fall(studies: Sequence[Sequence[float]], unknown: float) -> Fall:
+def largest_fall(studies: Sequence[Sequence[float]], unknown: float, earliest: int = 1) -> Fall:
     """The fall that is furthest beyond the noise, of two studies or more. A rise, and what it hides, is no fall.
 
     Args:
         studies: the positive measurements of each study's processes, oldest first.
         unknown: the standard deviation from study to study, as a share, before the studies show it.
+        earliest: the first place where the fall may begin.
     """
     levels = [statistics.fmean(math.log(value) for value in values) for values in studies]
     deviation = math.sqrt(_variance_between(levels[:-1], unknown))
     bound = statistics.NormalDist().inv_cdf(1.0 - _FALSE_ALARM / (len(levels) - 1))
     falls = []
-    for begin in range(1, len(levels)):
+    for begin in range(earliest, len(levels)):
         now = statistics.fmean(levels[begin:])
         for first in range(begin):
             error = deviation * math.sqrt(1 / (begin - first) + 1 / (len(levels) - begin))
@@ -254,7 +217,7 @@ def _variance_between(levels: Sequence[float], unknown: float) -> float:
     if len(steps) < 2:
         return unknown**2
     if len(steps) <= _ENOUGH_STEPS:
-        seen, weight = _squares(steps) / (len(steps) - 1) / 2, (len(steps) - 1) * 2 / 3
+        seen, weight = statistics.variance(steps) / 2, (len(steps) - 1) * 2 / 3
     else:
         # One jump, as of a repaired program, is no variation. 0.6745: the quartile of the normal distribution. A
         # variance from the median knows as much as one from 0.37 as many squares.

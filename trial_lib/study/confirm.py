@@ -17,12 +17,7 @@ from zerotune.trial_lib.search.methods import METHODS
 from zerotune.trial_lib.search.zero_settings import ZeroSettings
 from zerotune.trial_lib.study.arguments import INSTEAD, MINUTES_OVER
 from zerotune.trial_lib.study.beside import besides_of, with_ways
-from zerotune.trial_lib.study.confirmation import (
-    Confirmation,
-    Contender,
-    is_good,
-    ranking,
-)
+from zerotune.trial_lib.study.confirmation import Confirmation, Contender, is_good, ranking
 from zerotune.trial_lib.study.driver import StudyDriver, best_result
 from zerotune.trial_lib.study.earlier import EarlierConfirmed, SinceLast
 from zerotune.trial_lib.study.finding import Finding, freeing_advice, partition_advice
@@ -128,14 +123,12 @@ def _confirmation(
     is_known: bool = False,
 ) -> Confirmation:
     # With its trials so far. Those of a known winner come before the search, and the others after it.
-    state, setup = driver.state, driver.setup
-    formats = () if state.profile is None else state.profile.formats
-    program = None if state.profile is None else state.profile.program
+    state, setup, program = driver.state, driver.setup, driver.known.found
+    formats = () if program is None else tuple(program.formats)
     varies = program is not None and program.longest_sequence is not None
     across = None if program is None else program.across_rows
     of_study = (search_seconds, submitted, formats, setup.free_switches)
-    kinds, base = setup.arguments.beside, driver.known.base_config
-    beside = partial(besides_of, kinds, base_config=base)
+    beside = partial(besides_of, setup.arguments.beside, base_config=driver.known.base_config)
     confirmation = Confirmation(own, ranked, driver.metric, *of_study, data_vary=varies, across=across, beside=beside)
     first = _first_of_search(driver)
     for result in state.of_purpose(Purpose.CONFIRM):
@@ -206,8 +199,9 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         value = gain(best, driver.state.submitted, driver.metric)
         name = name_of(driver.state.candidates[best.number])
         return Answer(best, None, value, name, step_accounts(driver, best))
+    freed = None if driver.search is None else driver.search.freeing_gain()
     found = {
-        "freeing": _freeing(driver),
+        "freeing": "" if freed is None else freeing_advice(freed.candidate.micro_batch_size, freed.factor),
         "left_out": driver.left_out,
         "instead": INSTEAD if driver.metric != driver.setup.arguments.metric else "",
         "left_unmeasured": "" if driver.state.submitted is None else driver.state.submitted.note,
@@ -222,11 +216,13 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     winner = finding.winner
     if winner is None or winner.number is None:
         return None
-    finding = with_ways(finding, driver.setup, None if driver.state.profile is None else driver.state.profile.program)
+    finding = with_ways(finding, driver.setup, driver.known.found)
     best = replace(driver.state.results[winner.number], metrics=winner.metrics)
     model = None if driver.state.profile is None else driver.state.profile.profile
+    stage = get_knob(driver.state.candidates[winner.number].complete(driver.known.base_config), STAGE, 0)
+    program = driver.known.found
     said = {
-        "in_code": _in_code(driver, driver.state.candidates[winner.number]),
+        "in_code": partition_advice(stage, program is not None and program.partitions_its_model),
         "published": published_for(own_training(best, model)),
     }
     finding = finding.model_copy(update=said)
@@ -309,17 +305,6 @@ def _others(driver: StudyDriver) -> Others:
     return others_of(driver.state, driver.metric, known.base_config, arguments, known.arg_mappings)
 
 
-def _freeing(driver: StudyDriver) -> str:
-    freed = None if driver.search is None else driver.search.freeing_gain()
-    return "" if freed is None else freeing_advice(freed.candidate.micro_batch_size, freed.factor)
-
-
-def _in_code(driver: StudyDriver, winner: Candidate) -> str:
-    program = None if driver.state.profile is None else driver.state.profile.program
-    stage = get_knob(winner.complete(driver.known.base_config), STAGE, 0)
-    return partition_advice(stage, program is not None and program.partitions_its_model)
-
-
 # A study that learns: if the winner of the last study holds, it needs no search. A resumed study decides the same,
 # because every function reads the study's folder alone.
 
@@ -360,7 +345,7 @@ def holds(driver: StudyDriver) -> bool:
     if winner is None or (winner.verdict == "own") != (last.winner == "own"):
         return False
     compared = driver.advice.head_start.since_last(driver.state.results, winner, driver.setup.device)
-    return compared is not None and not compared.is_regression
+    return compared is not None and compared.ratio is not None and not compared.is_regression
 
 
 def ended_on_known_winner(driver: StudyDriver) -> bool:

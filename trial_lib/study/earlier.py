@@ -18,7 +18,7 @@ from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.measurement import ModelProfile
-from zerotune.trial_lib.messages.statistics import Ratio, largest_fall, ratio_between
+from zerotune.trial_lib.messages.statistics import largest_fall
 from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
 from zerotune.trial_lib.records.result import Outcome, TrialResult
@@ -191,30 +191,13 @@ def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
     }
 
 
-def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:
-    """The last study and those right before it that measured the same winner under the same conditions.
-
-    They end at a regression. Studies before it measured another level, which is not noise.
-    """
-    last = studies[-1]
-    same: list[EarlierStudy] = []
-    for study in reversed(studies):
-        is_same = study.best.candidate == last.best.candidate
-        if not is_same or set(study.fingerprint.changed_since(last.fingerprint)) - {"search"}:
-            break
-        same.append(study)
-        if study.regressed:
-            break
-    return same[::-1]
-
-
 # What earlier studies give to a search
 
 # The activations of a sample may differ by this share between runs of the same model, because its data differ.
 _SAME_ACTIVATIONS = 0.01
 # The sections that may have changed if a trial's speed, or its memory, is still valid.
 _SAME_SPEED = {"search"}
-_SAME_MEMORY = {"search", "code"}
+_SAME_MEMORY = {"search", "code", "measuring"}
 _TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
 
 
@@ -319,7 +302,7 @@ _NEGLIGIBLE = 0.02  # A smaller change is not reported, however surely it is mea
 
 
 class SinceLast(FrozenRecord):
-    """A study's winner beside that of the last study, or, after a fall, beside the best level that was held."""
+    """A study's winner beside the level that earlier studies held."""
 
     last_study_id: str  # the last study, or the last one that held the level
     last_ended_at: float  # when it ended, in seconds since the epoch
@@ -327,12 +310,18 @@ class SinceLast(FrozenRecord):
     fallen: int = 1  # how many studies are compared with it: this one, and those before it
     throughput: float  # of the winner (samples/s), the median of its confirming trials
     last_throughput: float  # of the compared winners, likewise
-    ratio: Estimate  # the throughput of the later divided by that of the earlier
+    # The throughput of the later divided by that of the earlier. None if the earlier ones were measured in another way.
+    ratio: Estimate | None
     is_regression: bool  # whether the later are below the earlier beyond the noise
     changes: tuple[str, ...]  # the changes of the experiment between the two studies
 
     @property
     def sentence(self) -> str:
+        if self.ratio is None:
+            return (
+                f"{self.throughput:.4g} samples/s. The earlier studies' figures came about in another way, so they are "
+                f"not compared, and the history begins anew. {self._changes}"
+            )
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last_ended_at))
         beside = "below" if self.is_regression else "beside"
         level = f"the last known {self.last_throughput:.4g} samples/s ({self.last_study_id}, {day})"
@@ -364,38 +353,52 @@ def since_last(
     winner: Confirmed,
     device: str,
 ) -> SinceLast | None:
-    """A winner beside that of the last study, or below the best level that studies held; None if there is no such
-    study, or nothing to compare.
+    """A winner beside the level that studies held; None if there is no such study, or nothing to compare.
 
-    The clock decides, as in a confirmation.
+    The clock decides, as in a confirmation. Only studies that measured in the same way are compared.
     """
     now = [results[number] for number in winner.trials if is_good(results[number], "throughput")]
     if not earlier or not now:
         return None
-    *before, last = levels_of(earlier)
-    unknown = _CPU if kind_of(device).computes_on_the_processor else _GPU
-    values = [_throughputs(trials) for trials in (now, last.best.trials, *(study.best.trials for study in before))]
-    ratio = ratio_between(values[0], values[1], values[2:], unknown)
-    later, reference, is_regression = 1, [last], False
+    way = fingerprint.measuring, _moved(now)
+    alike = [study for study in earlier if (study.fingerprint.measuring, _moved(study.best.trials)) == way]
+    if not alike:
+        last = earlier[-1]
+        return SinceLast(
+            last_study_id=last.study_id,
+            last_ended_at=last.ended_at,
+            throughput=_throughput(now),
+            last_throughput=_throughput(last.best.trials),
+            ratio=None,
+            is_regression=False,
+            changes=tuple(fingerprint.changes_since(last.fingerprint)),
+        )
     # Whatever has changed: a fall counts from the best level since the last one that was told.
-    held = earlier[max((place for place, study in enumerate(earlier) if study.regressed), default=0) :]
-    levels = [*(_throughputs(study.best.trials) for study in held), values[0]]
-    fall = largest_fall(levels, with_data(unknown, levels))
+    held = alike[max((place for place, study in enumerate(alike) if study.regressed), default=0) :]
+    unknown = _CPU if kind_of(device).computes_on_the_processor else _GPU
+    levels = [*(_throughputs(study.best.trials) for study in held), _throughputs(now)]
+    unknown = with_data(unknown, levels)
+    fall = largest_fall(levels, unknown)
     is_regression = fall.ratio.high < 1.0 and fall.ratio.value <= 1.0 - _NEGLIGIBLE
-    if is_regression:
-        ratio, reference = fall.ratio, list(held[fall.first : fall.begin])
-        later = len(levels) - fall.begin
+    if not is_regression:
+        fall = largest_fall(levels, unknown, earliest=len(held))
+    reference = held[fall.first : fall.begin]
     return SinceLast(
         last_study_id=reference[-1].study_id,
         last_ended_at=reference[-1].ended_at,
         held_by=len(reference),
-        fallen=later,
+        fallen=len(levels) - fall.begin,
         throughput=_throughput(now),
         last_throughput=statistics.median(_throughput(study.best.trials) for study in reference),
-        ratio=_estimate(ratio),
+        ratio=Estimate(value=fall.ratio.value, low=fall.ratio.low, high=fall.ratio.high),
         is_regression=is_regression,
         changes=tuple(fingerprint.changes_since(reference[-1].fingerprint)),
     )
+
+
+def _moved(trials: Sequence[TrialResult]) -> bool:
+    # Whether their data began elsewhere in each round. First batches may be faster than the rest.
+    return all(trial.data_offset is not None for trial in trials)
 
 
 def with_data(unknown: float, levels: Sequence[Sequence[float]]) -> float:
@@ -422,7 +425,3 @@ def _throughput(trials: Sequence[TrialResult]) -> float:
 
 def _throughputs(trials: Sequence[TrialResult]) -> list[float]:
     return [trial.metrics["throughput"] for trial in trials]
-
-
-def _estimate(ratio: Ratio) -> Estimate:
-    return Estimate(value=ratio.value, low=ratio.low, high=ratio.high)

@@ -29,7 +29,11 @@ from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.study.folder import read_record_file
 from zerotune.trial_lib.study.setup import StudySetup
 
-SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "search")
+SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "measuring", "search")
+
+# How a trial's figure comes about: all samples over all time by the clock, on other data in each confirming round.
+# Whoever changes that counts on, and studies before are no longer compared with those after.
+_MEASURING = "2"
 
 # What says how a search goes about it, and not which configurations it may find.
 _SEARCH = ("method", "settings", "max_trials", "max_minutes", "random_seed")
@@ -68,6 +72,7 @@ class Fingerprint(FrozenRecord):
     hardware: dict[str, str] = Field(default_factory=dict)  # the devices, their memory and driver, and the processor
     # Of python, torch, deepspeed and others, from the profile trial; empty before it
     versions: dict[str, str] = Field(default_factory=dict)
+    measuring: dict[str, str] = Field(default_factory=dict)  # ZeroTune's way; empty in records of earlier versions
     search: dict[str, str] = Field(default_factory=dict)  # the settings that decide how thorough the search is
     # Whether the study was resumed after a change, so that its trials are of several experiments
     is_mixed: bool = False
@@ -120,6 +125,7 @@ def fingerprint_of(setup: StudySetup) -> Fingerprint:
             if name.startswith(_VARIABLES) and name not in _NOT_SPEED
         },
         hardware=_hardware(setup.host),
+        measuring={"ZeroTune's way to measure": _MEASURING},
         search=_flat({name: getattr(arguments, name) for name in _SEARCH}, ""),
     )
 

@@ -1,5 +1,6 @@
 """A study that learns: what it confirms, when it ends early, and what its search starts from."""
 
+import json
 import math
 import random
 import shutil
@@ -190,6 +191,57 @@ def test_the_study_after_a_regression_compares_with_what_it_found(tuned: Experim
     study = tuned.tune()
     assert not study.record.regression
     assert Purpose.SEARCH not in tuned.purposes
+
+
+def measured_by_an_older_version(studies: Path) -> None:
+    """Takes from the records of all studies what an older version did not write."""
+    for fingerprint in studies.glob("*/fingerprint.json"):
+        record = json.loads(fingerprint.read_text())
+        assert record.pop("measuring")
+        fingerprint.write_text(json.dumps(record))
+
+
+def test_figures_that_came_about_in_another_way_are_not_compared(tuned: Experiment) -> None:
+    """The first night after an upgrade is no regression, and history begins anew with it."""
+    tuned.tune()
+    measured_by_an_older_version(tuned.folder / "zerotune-studies")
+    tuned.speed = slower
+    with tuned.opened() as study:
+        tuned.finish(study)
+        compared = since_last_study(study.driver)
+        # Speeds of that way are nothing for the search either. What fits is.
+        assert not any(result.metrics for _, result in study.driver.advice.head_start.trials())
+    assert Purpose.SEARCH in tuned.purposes
+    assert compared is not None
+    assert not study.record.regression
+    assert "in another way, so they are not compared, and the history begins anew" in compared.sentence
+    assert "ZeroTune's way to measure not set -> 2" in compared.sentence
+    # The level of the older version, which was higher, is no level of the next nights.
+    with tuned.opened() as study:
+        tuned.finish(study)
+        compared = since_last_study(study.driver)
+    assert compared is not None
+    assert compared.ratio is not None
+    assert compared.held_by == 1
+    assert not study.record.regression
+    tuned.speed = lambda candidate: 0.6 * slower(candidate)
+    assert tuned.tune().record.regression
+
+
+def test_the_first_samples_are_not_compared_with_others(tuned: Experiment) -> None:
+    """A new version of a framework may make a loader that cannot be moved. Then each round has the first batches."""
+    tuned.moves = False
+    tuned.speed = slower
+    with tuned.opened() as study:
+        tuned.finish(study)
+        compared = since_last_study(study.driver)
+    assert compared is not None
+    assert not study.record.regression
+    assert "the history begins anew" in compared.sentence
+    tuned.moves = True
+    study = tuned.tune()
+    assert study.record.regression
+    assert "below the last known 39" in study.record.regression
 
 
 def test_where_the_user_s_own_had_won_it_is_confirmed_against_the_best_of_the_others(team: Experiment) -> None:
