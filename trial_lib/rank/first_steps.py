@@ -365,11 +365,11 @@ class FirstSteps:
         self._seconds += time.monotonic() - started
 
     def step_begins(self, engine: Any) -> None:
-        """Notes the gradients' norm if DeepSpeed does not: in 32 bits without ZeRO."""
+        """Notes the gradients' norm if DeepSpeed does not (in 32 bits without ZeRO), before a step that counts."""
         self._norm = None
         is_noted = hasattr(engine.optimizer, "_global_grad_norm") or tensor_parallel_size(engine) > 1
         is_too_late = getattr(engine, "clips_before_its_step", False)
-        if not self._weighs or is_noted or is_too_late or len(self._norms) >= UPDATES:
+        if not self._weighs or is_noted or is_too_late or len(self._norms) >= UPDATES - 1:
             return
         gradients = [each.grad for each in engine.module.parameters() if each.grad is not None]
         if gradients and not any(each.is_sparse for each in gradients):

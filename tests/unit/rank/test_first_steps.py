@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.rank import first_steps
 from zerotune.trial_lib.rank.first_steps import FirstSteps, Weights, modules_of
 
@@ -98,6 +99,20 @@ def test_a_change_that_is_not_finite_is_not_recorded(value: float, is_known: boo
     found = steps.over_ranks(engine)
     assert (found["weight_change"] is not None) is is_known
     assert found["gradient_norms"] == [value if is_known else 0.0] * first_steps.UPDATES
+
+
+def test_a_step_that_counts_pays_for_no_norm() -> None:
+    """In 32 bits without ZeRO DeepSpeed notes no norm. A trial counts from the third step on."""
+    engine = engine_of(nn.Linear(4, 4))
+    engine.get_global_grad_norm = lambda: None
+    steps = FirstSteps(weighs=True)
+    steps.training_begins(engine, None)
+    for _ in range(first_steps.UPDATES):
+        engine.module(torch.ones(2, 4)).sum().backward()
+        steps.step_begins(engine)
+        steps.add(torch.tensor(1.0), engine)
+    assert StepWindow().start_step == first_steps.UPDATES
+    assert [norm > 0.0 for norm in steps.over_ranks(engine)["gradient_norms"]] == [True, True, False]
 
 
 @pytest.mark.parametrize("betas", [(0.98, 0.92, 0.99), None, (1.0, 0.9)])
