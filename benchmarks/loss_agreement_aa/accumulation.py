@@ -10,12 +10,14 @@ or in 32 bits. Beside it is what two such trainings differ by anyway: the same i
 import argparse
 import json
 import platform
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.loss_agreement_aa.engines import RANKS, Case, run
+from benchmarks.loss_agreement_aa.engines import RANKS, Case
+from benchmarks.loss_agreement_aa.run import recorded
 from zerotune.trial_lib.messages.measurement import WeightChange
 from zerotune.trial_lib.study.weight_changes import Gap, roundoff
 
@@ -52,7 +54,8 @@ def main() -> None:
     wanted = [
         replace(case, data_seed=seed) for cases in each.values() for case in cases.values() for seed in range(ROUNDS)
     ]
-    records = dict(zip(wanted, run(wanted), strict=True))
+    with tempfile.TemporaryDirectory(prefix="records-") as folder:
+        records = recorded(wanted, Path(folder, "records"))
 
     def apart(one: Case, other: Case) -> float:
         changes = [

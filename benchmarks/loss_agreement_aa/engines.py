@@ -243,10 +243,10 @@ def _work(cases: Path, results: Path) -> None:
                 file.flush()
 
 
-def run(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """The record of each case, from two ranks."""
+def run(cases: Sequence[Case], results: Path) -> None:
+    """Appends the record of each case, from two ranks, to a file, so that what is killed can go on."""
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
-        work, results = Path(folder, "cases.jsonl"), Path(folder, "results.jsonl")
+        work = Path(folder, "cases.jsonl")
         work.write_text("".join(json.dumps(asdict(case)) + "\n" for case in cases))
         with contextlib.ExitStack() as stack:
             ranks = []
@@ -262,7 +262,6 @@ def run(cases: Sequence[Case]) -> list[dict[str, Any]]:
             codes = [rank.wait() for rank in ranks]
             if any(codes):
                 raise RuntimeError(Path(folder, "log0").read_text()[-3000:])
-        return [json.loads(line) for line in results.read_text().splitlines()]
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--numbers", nargs="*", choices=NUMBERS, default=NUMBERS)
     parser.add_argument("--cut", type=int, help="the micro-batch of candidates and of the trial in other rounding")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--records", type=Path, help="keep the records of the trainings here, or read them from here")
+    parser.add_argument("--records", type=Path, required=True, help="keeps the trainings here, and goes on from them")
     arguments = parser.parse_args()
     pairs: list[tuple[str, str, Case, Case]] = []
     for kind in arguments.programs:
@@ -211,30 +211,27 @@ def main() -> None:
         if what.startswith("alike") and other == replace(own, stage=2)
         if verdict.get("seen") and verdict["seen"][0] < 1.0
     ]
-    more = recorded(
-        list(dict.fromkeys(each for *_, other in larger for each in over_rounds(other))),
-        None if arguments.records is None else arguments.records.with_suffix(".beyond"),
-    )
-    records = {case: records[case] for case in wanted} | more
+    wanted += [each for *_, other in larger for each in over_rounds(other)]
+    records = recorded(list(dict.fromkeys(wanted)), arguments.records)
     verdicts += [
         {"programs": kind, "pair": what, **judged(records, own, other, arguments.cut)}
         for kind, what, own, other in larger
     ]
-    write(verdicts, list(records.values()), arguments.out)
+    write(verdicts, [records[case] for case in dict.fromkeys(wanted)], arguments.out)
 
 
-def recorded(cases: list[Case], kept: Path | None) -> dict[Case, dict[str, Any]]:
+def recorded(cases: list[Case], kept: Path) -> dict[Case, dict[str, Any]]:
     """The records of these trainings."""
-    read = [json.loads(line) for line in kept.read_text().splitlines()] if kept is not None and kept.exists() else []
-    found = {Case(**each["case"]): each for each in read}
+
+    def read() -> dict[Case, dict[str, Any]]:
+        lines = kept.read_text().splitlines() if kept.exists() else []
+        return {Case(**each["case"]): each for each in map(json.loads, lines)}
+
+    found = read()
     missing = [case for case in cases if case not in found]
     for start in range(0, len(missing), _AT_ONCE):
-        fresh = run(missing[start : start + _AT_ONCE])
-        found |= {Case(**each["case"]): each for each in fresh}
-        if kept is not None:
-            with kept.open("a") as file:
-                file.write("".join(json.dumps(each) + "\n" for each in fresh))
-    return found
+        run(missing[start : start + _AT_ONCE], kept)
+    return read()
 
 
 def write(verdicts: list[dict[str, Any]], records: list[dict[str, Any]], out: Path) -> None:
