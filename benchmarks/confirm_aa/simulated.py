@@ -25,7 +25,7 @@ from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.records.units import name_of
 from zerotune.trial_lib.study.confirmation import ERROR, Confirmation, Contender
-from zerotune.trial_lib.study.finding import MOST_FORESEEN, Finding
+from zerotune.trial_lib.study.finding import Finding
 
 RESULTS = Path(__file__).parents[1] / "results"
 REAL = RESULTS / "confirm_aa.json"
@@ -151,7 +151,7 @@ def cell(draw: Draw, gains: dict[str, float], times: int, rounds: int = 24) -> d
     names = {one.key: name_of(one.candidate) for one in members}
     truths = {names[key]: gain for key, gain in gains.items()}
     counts = Counter[str]()
-    ran, beyond, foreseen, settled, as_it_seemed = [], [], [], [], []
+    ran, beyond, foreseen, settled, as_it_seemed, never = [], [], [], [], [], 0
     for _ in range(times):
         measure = draw(gains)
         found, seconds = confirm(members, measure, rounds)
@@ -163,7 +163,8 @@ def cell(draw: Draw, gains: dict[str, float], times: int, rounds: int = 24) -> d
             beyond.append(found.winner.gain.value / truths[found.winner.name] - 1.0)
         if found.more_rounds:
             foreseen.append(found.more_rounds)
-        if 0 < found.more_rounds <= MOST_FORESEEN and len(settled) < FOLLOWED:
+        never += bool(found.varies)
+        if found.more_rounds and len(settled) < FOLLOWED:
             seems = {one.name: one.gain.value for one in found.candidates if one.gain is not None}
             seemed = {key: seems.get(names[key], 1.0) for key in gains}
             settled.append(settles(measure, seconds, found.more_rounds, LOOKS[rounds]))
@@ -175,6 +176,7 @@ def cell(draw: Draw, gains: dict[str, float], times: int, rounds: int = 24) -> d
         "rounds": round(statistics.fmean(ran), 1),
         "stated gain beyond the true one": round(statistics.fmean(beyond), 4) if beyond else None,
         "says how many more rounds": len(foreseen) / times,
+        "says that the most rounds would not settle it": never / times,
         "more rounds, median": statistics.median(foreseen) if foreseen else None,
         "settled by then": round(statistics.fmean(settled), 3) if settled else None,
         "settled by then, if all are as fast as they seemed": round(statistics.fmean(as_it_seemed), 3)

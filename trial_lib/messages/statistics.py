@@ -125,23 +125,21 @@ def chance_to_tell(gain: Ratio, rounds: int, later: int, error: float, worth: fl
     return min(1.0, above(half) + 1.0 - above(math.log(worth) - half))
 
 
-def rounds_to_tell(gain: Ratio, rounds: int, error: float, worth: float, most: int) -> int:
+def rounds_to_tell(gain: Ratio, rounds: int, error: float, worth: float, most: int) -> tuple[int, float]:
     """Returns how many more rounds probably tell the same, if the true gain is the one that these rounds have shown.
 
-    Probably: in at least 80 of 100 cases. More than `most` if not even those suffice. The other arguments are those of
-    `chance_to_tell`.
+    Probably: in at least 80 of 100 cases. If not even `most` rounds in all suffice, it returns 0, and the noise with
+    which so many would, from the first one on. The other arguments are those of `chance_to_tell`.
     """
     # The noise itself is known from a few rounds only.
-    noise = gain.noise * (1.0 + SURE / math.sqrt(2.0 * gain.freedom))
+    noisier = replace(gain, noise=gain.noise * (1.0 + SURE / math.sqrt(2.0 * gain.freedom)))
     distance = max(math.log(gain.value), math.log(worth / gain.value))
-    more = 1
-    while more <= most:
-        later = rounds + more
-        half = _half_later(replace(gain, noise=noise), rounds, later, error)
-        if half + SURE * noise * math.sqrt(more) / later <= distance:
-            break
-        more += max(1, more // 10)
-    return more
+
+    def reach(later: int, new: int) -> float:
+        return _half_later(noisier, rounds, later, error) + SURE * noisier.noise * math.sqrt(new) / later
+
+    more = next((new for new in range(1, most - rounds + 1) if reach(rounds + new, new) <= distance), 0)
+    return more, 0.0 if more else gain.noise * distance / reach(most, most)
 
 
 def _half_later(gain: Ratio, rounds: int, later: int, error: float) -> float:

@@ -24,6 +24,7 @@ from zerotune.trial_lib.report.study_view import (
     worth_rows,
 )
 from zerotune.trial_lib.report.tables import NOT_IN_TURN, PLANNED_COLUMNS, PLANNED_NUMBERS, planned_rows, summary
+from zerotune.trial_lib.study.finding import OF_WORTHS
 
 
 @cache
@@ -59,6 +60,7 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
         planned_columns=PLANNED_COLUMNS,
         planned_numbers=PLANNED_NUMBERS,
         worths=worth_rows(view),
+        of_worths=OF_WORTHS,
         worth_columns=WORTH_COLUMNS,
         parts=[part for part in STEP_PARTS if any(account.shares.get(part) for account in view.why)],
         config=None if view.best_config is None else json.dumps(view.best_config, indent=2),

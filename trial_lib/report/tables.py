@@ -21,6 +21,7 @@ from zerotune.trial_lib.report.study_view import (
     trial_columns,
     worth_rows,
 )
+from zerotune.trial_lib.study.finding import OF_WORTHS
 
 # A plan beside the trials that it foresaw.
 
@@ -172,6 +173,7 @@ def _confirmed(view: StudyView) -> Table:
 
 def _worths(view: StudyView) -> Table:
     table = _table("what each change is worth", *WORTH_COLUMNS, right=WORTH_COLUMNS[1:3])
+    table.caption, table.caption_justify = OF_WORTHS, "left"
     for row, worth in zip(worth_rows(view), view.worths, strict=True):
         table.add_row(*map(escape, row), style=None if worth.verdict == "kept" else "dim")
     return table

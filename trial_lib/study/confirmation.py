@@ -4,7 +4,7 @@ The best of many readings is the luckiest one, so the promised gain is measured 
 round, alone and in fresh processes, in another order each round. After some rounds (`_LOOKS`) the intervals are looked
 at. The confirmation ends when the best candidate has separated from the user's configuration, when it surely brings
 less than 2 %, when the rounds that are left would hardly tell, or when they are over. They may cost half of the
-search's time, or a minute for up to 8 rounds, with at least `_LEAST_ROUNDS` and at most `_MOST_ROUNDS` rounds.
+search's time, or a minute for up to 8 rounds, with at least `_LEAST_ROUNDS` and at most `MOST_ROUNDS` rounds.
 
 Two equal contenders may be called different in at most 5 of 100 confirmations. So the looks and the candidates share
 the error of the intervals (Bonferroni). The look after `_LEAST_ROUNDS` has little of it: three rounds are enough only
@@ -37,7 +37,7 @@ from zerotune.trial_lib.records.units import name_of
 from zerotune.trial_lib.study.data_window import DataWindow
 from zerotune.trial_lib.study.finding import (
     BEST_WITH_DEEPSPEED,
-    MOST_FORESEEN,
+    MOST_ROUNDS,
     ConfirmationVerdict,
     Confirmed,
     Estimate,
@@ -113,7 +113,7 @@ def speeds_of_rounds(results: Mapping[str, Sequence[TrialResult]], metric: str) 
 ERROR = 0.05
 _NEAR = 0.05  # a candidate that is this share below the best may be as good
 _MOST_CANDIDATES = 3
-_LEAST_ROUNDS, _ROUNDS_OF_THE_FLOOR, _MOST_ROUNDS = 3, 8, 24
+_LEAST_ROUNDS, _ROUNDS_OF_THE_FLOOR = 3, 8
 _FEWEST_ROUNDS = 2  # that give an interval, if a study has no time for more
 _LOOKS = (4, 8, 16, 24)  # a fourth round halves the intervals of three: Student's t has few degrees of freedom
 SHARE_OF_SEARCH = 0.5
@@ -176,11 +176,6 @@ class Confirmation:
         # of this heat, and is measured in its rounds.
         self._beside_of, self._beside = beside, list[Contender]()
         self._next_heat()
-
-    @property
-    def budget_s(self) -> float:
-        """The seconds that its rounds may take, but for the least number of rounds."""
-        return max(self.share_s, FLOOR_S)
 
     @property
     def next(self) -> Candidate | None:
@@ -290,10 +285,10 @@ class Confirmation:
         chosen = {one.key for one in near}
         self._left = [one for one in self._left if one.key not in chosen]
         members = [(one.candidate, one.reading) for one in self._with_own(near)]
-        self.data = DataWindow.of(members, self._data_vary, self.budget_s / _LOOKS[0])
+        self.data = DataWindow.of(members, self._data_vary, max(self.share_s, FLOOR_S) / _LOOKS[0])
         cost = max(self._cost(near), 1e-9)
         of_floor = min(int(FLOOR_S / cost), _ROUNDS_OF_THE_FLOOR)
-        rounds = min(max(int(self.share_s / cost), of_floor, _LEAST_ROUNDS), _MOST_ROUNDS)
+        rounds = min(max(int(self.share_s / cost), of_floor, _LEAST_ROUNDS), MOST_ROUNDS)
         self._looks = tuple(sorted({_LEAST_ROUNDS, *(look for look in _LOOKS if look < rounds), rounds}))
         self._begin_round()
 
@@ -471,7 +466,7 @@ class Confirmation:
             metric=self._metric,
             quantity=self._metric,
             rounds=self._round,
-            more_rounds=self._more_rounds(gains) if is_open else 0,
+            **(self._rounds_to_tell(gains) if is_open else {}),
             round_seconds=self._seconds_of_a_round(),
             error=ERROR,
             own=own_confirmed,
@@ -485,11 +480,13 @@ class Confirmation:
             else batch_advice(self._submitted, chosen.candidate, self.across),
         )
 
-    def _more_rounds(self, gains: Mapping[str, Ratio]) -> int:
+    def _rounds_to_tell(self, gains: Mapping[str, Ratio]) -> dict[str, Any]:
+        # As `Finding` has them
         best = max(gains.values(), key=lambda gain: gain.value)
         if best.high < _WORTH or self._round < _FEWEST_ROUNDS:
-            return 0
-        return rounds_to_tell(best, self._round, self._error, _WORTH, MOST_FORESEEN)
+            return {}
+        more, noise = rounds_to_tell(best, self._round, self._error, _WORTH, MOST_ROUNDS)
+        return {"more_rounds": more} if more else {"varies": best.noise, "varies_at_most": noise}
 
     def _seconds_of_a_round(self) -> float:
         contenders = self._with_own(self._live)

@@ -362,35 +362,26 @@ def since_last(
         return None
     way = fingerprint.measuring, _moved(now)
     alike = [study for study in earlier if (study.fingerprint.measuring, _moved(study.best.trials)) == way]
-    if not alike:
-        last = earlier[-1]
-        return SinceLast(
-            last_study_id=last.study_id,
-            last_ended_at=last.ended_at,
-            throughput=_throughput(now),
-            last_throughput=_throughput(last.best.trials),
-            ratio=None,
-            is_regression=False,
-            changes=tuple(fingerprint.changes_since(last.fingerprint)),
-        )
     # Whatever has changed: a fall counts from the best level since the last one that was told.
     held = alike[max((place for place, study in enumerate(alike) if study.regressed), default=0) :]
-    unknown = _CPU if kind_of(device).computes_on_the_processor else _GPU
     levels = [*(_throughputs(study.best.trials) for study in held), _throughputs(now)]
-    unknown = with_data(unknown, levels)
-    fall = largest_fall(levels, unknown)
-    is_regression = fall.ratio.high < 1.0 and fall.ratio.value <= 1.0 - _NEGLIGIBLE
-    if not is_regression:
-        fall = largest_fall(levels, unknown, earliest=len(held))
-    reference = held[fall.first : fall.begin]
+    unknown = with_data(_CPU if kind_of(device).computes_on_the_processor else _GPU, levels)
+    reference, fallen, ratio, is_regression = earlier[-1:], 1, None, False
+    if held:
+        fall = largest_fall(levels, unknown)
+        is_regression = fall.ratio.high < 1.0 and fall.ratio.value <= 1.0 - _NEGLIGIBLE
+        if not is_regression:
+            fall = largest_fall(levels, unknown, earliest=len(held))
+        reference, fallen = held[fall.first : fall.begin], len(levels) - fall.begin
+        ratio = Estimate(value=fall.ratio.value, low=fall.ratio.low, high=fall.ratio.high)
     return SinceLast(
         last_study_id=reference[-1].study_id,
         last_ended_at=reference[-1].ended_at,
         held_by=len(reference),
-        fallen=len(levels) - fall.begin,
+        fallen=fallen,
         throughput=_throughput(now),
         last_throughput=statistics.median(_throughput(study.best.trials) for study in reference),
-        ratio=Estimate(value=fall.ratio.value, low=fall.ratio.low, high=fall.ratio.high),
+        ratio=ratio,
         is_regression=is_regression,
         changes=tuple(fingerprint.changes_since(reference[-1].fingerprint)),
     )

@@ -20,7 +20,7 @@ from zerotune.trial_lib.records.units import (
     percent,
 )
 
-MOST_FORESEEN = 1000  # rounds; nobody waits for more
+MOST_ROUNDS = 24  # of a confirmation
 
 # A free batch changes the training: less than this is not worth the thought.
 _WORTH_SAYING = 1.05
@@ -55,6 +55,9 @@ class Confirmed(FrozenRecord):
     reason: str = ""  # why it failed. Empty otherwise.
     losses: str = ""  # how its losses compare with those of the user's configuration
     is_compared: bool = True  # whether they could be compared. A freed batch, for example, changes them.
+
+
+OF_WORTHS = "Apart from the answer's interval, all of these hold in 90 % of studies."
 
 
 class Worth(FrozenRecord):
@@ -123,7 +126,7 @@ class PlainTraining(FrozenRecord):
             return f"{_first_up(_WITHOUT_DEEPSPEED[self.kind])}, {of_batch}, was not measured. {reason}"
         losses = f" {_first_up(self.measured.losses)}." if self.measured.losses else ""
         other = " So it is another training." if self.measured.verdict == "disagrees" else ""
-        way = f" To train so: {self.way}." if self.way else ""
+        way = f" To train so: {self.way}. This edit was not run: the trials told the framework." if self.way else ""
         return f"{_first_up(self.comparison)}, with {of_batch}.{losses}{other}{way}"
 
 
@@ -141,8 +144,11 @@ class Finding(FrozenRecord):
     own: Confirmed | None  # the user's configuration. None if it was not measured.
     candidates: tuple[Confirmed, ...]  # the others, best first
     winner: Confirmed | None  # the configuration to train with. None if no configuration could be measured again.
-    # If the rounds did not tell whether the best candidate is faster: so many more probably would. 0 otherwise.
+    # If the rounds did not tell whether the best candidate is faster: so many more probably would. 0 if not even the
+    # most that a confirmation may have would, and otherwise.
     more_rounds: int = 0
+    varies: float = 0.0  # The gain varies by this share from round to round, if not even those rounds would tell,
+    varies_at_most: float = 0.0  # and would have to vary by no more than this one.
     round_seconds: float = 0.0  # what one of them takes
     advice: str = ""  # on the learning rate and on the code, if the winner has another batch. Empty otherwise.
     # The expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
@@ -188,14 +194,20 @@ class Finding(FrozenRecord):
 
     @property
     def _more(self) -> str:
+        seems = next((f"{one.gain.value:.2f}x" for one in self.candidates if one.gain is not None), "")
+        if self.varies:
+            return (
+                f"Not even the {MOST_ROUNDS} rounds that a confirmation may have would surely settle it. The gain "
+                f"varies by {percent(self.varies)} from round to round. If the best is {seems} as fast, as it seems, "
+                f"the machine has to be so quiet that it varies by {percent(self.varies_at_most)}."
+            )
         if not self.more_rounds:
             return ""
         rounds = "round" if self.more_rounds == 1 else "rounds"
-        each = f"more {rounds} of about {duration(max(self.round_seconds, 1.0))} each"
-        if self.more_rounds > MOST_FORESEEN:
-            return f"Not even {MOST_FORESEEN} {each} would surely settle it."
-        seems = next((f"{one.gain.value:.2f}x" for one in self.candidates if one.gain is not None), "")
-        return f"If the best is {seems} as fast, as it seems, {self.more_rounds} {each} would probably settle it."
+        return (
+            f"If the best is {seems} as fast, as it seems, {self.more_rounds} more {rounds} of about "
+            f"{duration(max(self.round_seconds, 1.0))} each would probably settle it."
+        )
 
     @property
     def _tokens(self) -> str:
@@ -232,7 +244,8 @@ class Finding(FrozenRecord):
 
     def _of_worths(self) -> Iterator[str]:
         if self.weighed_in:
-            yield f"{self.weighed_in} further trials measured the winner without some of its changes, beside the whole."
+            trials = f"{self.weighed_in} further trials"
+            yield f"{trials} measured the winner without some of its changes, beside the whole. {OF_WORTHS}"
         for worth in self.worths:
             are = "is" if len(worth.knobs) == 1 else "are together"
             if worth.verdict == "dropped" and worth.without is not None:

@@ -122,25 +122,10 @@ def cuts_alike(one: Candidate, other: Candidate) -> bool:
 def compare(own: LossCourse, other: LossCourse, again: tuple[TrialResult, TrialResult] | None = None) -> LossAgreement:
     """Returns whether a candidate trains as the user's configuration does.
 
-    `again`: two trials of the user's configuration on the same samples, of which the second rounds otherwise.
-
-    A program draws the same random numbers (dropout, the order of its data) only if the micro-batches are alike. If
-    they are not and the first losses differ, the means over the steps are compared, with the noise of the losses from
-    batch to batch. A program without a seed differs from itself, so the difference between its repeats is allowed.
-
-    Some programs divide their losses by the accumulation once too often or not at all, or sum over the samples of a
-    micro-batch. Then the losses change by one factor at every step, even before the first update. The candidate does
-    not cause that, so the losses are compared without the factor.
-
-    Initial weights may depend on the candidate, as within `deepspeed.zero.Init`, or be drawn again in each trial. Then
-    the means are compared, and the difference of the losses of step 1 is allowed. One start may also learn up to twice
-    as fast as the other, which still shows a program that learns nothing. If the losses of step 1 are further apart
-    than two draws of one initialisation can be, they are of different trainings. The program's own initialisation may
-    have had no effect.
-
-    In fp16 the loss scaling may skip other steps, so that the same data meet weights of more or fewer updates. Up to
-    that step the losses are compared one by one. From there the losses after equal numbers of updates are compared,
-    with their noise.
+    `again`: two trials of the user's configuration on the same samples, of which the second rounds otherwise. What may
+    differ in a training that is the same stands in docs/how_it_works.md, "How losses are compared": random draws where
+    the cut differs, a factor of the program's own, other initial weights, and other steps that fp16's loss scaling
+    skips. Where losses cannot be compared one by one their means are, with the noise from batch to batch.
     """
     if any(not math.isfinite(loss) for repeat in other.losses for loss in repeat):
         return _differ("a loss is not finite")

@@ -53,7 +53,8 @@ _HOPELESS = 0.2  # a smaller chance that a heat shows that a change is worth not
 _NO_CHANCE = 0.1  # a change whose drop has a smaller one stays
 _FEW = 3  # changes that are dropped one by one, and not by halves
 FAR = 3.0  # standard deviations of what the search expects
-# Of two-sided intervals in each heat. Only one of their ends drops a change, so all heats err in `ERROR` at most.
+# Of two-sided intervals in each heat. Together they miss in a tenth (`OF_WORTHS`), and in half of that at the end that
+# drops a change.
 _ERRORS = (ERROR, ERROR / 2, ERROR / 2)
 _SHARE, _FLOOR = 0.5, 18  # of the seconds that the confirmation may take; so many trials in any case
 
