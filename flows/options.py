@@ -182,7 +182,7 @@ ESTIMATE_OPTIONS: list[Decorator] = [*EXPERIMENT, INCLUDE, _MAX_MICRO_BATCH, _of
 PLAN_OPTIONS: list[Decorator] = [
     click.argument("config_path", required=False, type=click.Path(path_type=Path)),
     click.argument("model_dir", required=False, type=click.Path(path_type=Path)),
-    *map(_of_plan, ("on", "price", "devices")),
+    *map(_of_plan, ("model", "on", "price", "prices", "whole", "within", "devices")),
     _MAP,
     _VARY,
     _of_plan("zero_stages", "-z", "--zero-stages", default="0 1 2 3"),
@@ -244,7 +244,8 @@ class TypedCommand(Command):
         if "--" in args:
             position = args.index("--")
             own, typed = args[:position], args[position + 1 :]
-        if not typed and not set(own) & set(ctx.help_option_names):
+        has_model = any(word.partition("=")[0] == "--model" for word in own)
+        if not typed and not has_model and not set(own) & set(ctx.help_option_names):
             missing = "Nothing follows `--`." if "--" in args else "There is no `--` with a command behind it."
             remedy = f"Write what you start your training with: `{ctx.command_path} -- deepspeed train.py ARGUMENTS`."
             raise click.UsageError(f"{missing} {remedy}", ctx)
@@ -268,6 +269,9 @@ class TypedOrReadCommand(TypedCommand):
                 raise click.UsageError(f"{extra} Leave one of them out.", ctx)
             return remaining
         remaining = Command.parse_args(self, ctx, own)
+        if ctx.params.get("model") is not None and ctx.params.get("config_path") is None:
+            ctx.params["typed"] = ()
+            return remaining
         if ctx.params.get("config_path") is None or ctx.params.get("model_dir") is None:
             raise click.UsageError(
                 f"There is no training to look at. Write `{ctx.command_path} -- deepspeed train.py ARGUMENTS`, or "

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import importlib
 import json
-import logging
 import os
 import shlex
 import shutil
@@ -28,12 +27,15 @@ from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.messages.errors import InputError, ProgramNotForeseenError, plain
 from zerotune.trial_lib.plan.answer import TIME_WORDS, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
 from zerotune.trial_lib.plan.plan_record import (
+    TRAINING_HOURS,
     PlanArguments,
     PlannedArm,
     PlannedDevices,
     PlannedRange,
+    PlannedTraining,
     PlanPaths,
     PlanRecord,
+    TrainingRow,
 )
 from zerotune.trial_lib.records.units import bytes_shown, percent
 from zerotune.trial_lib.report.estimate_report import (
@@ -44,9 +46,9 @@ from zerotune.trial_lib.report.estimate_report import (
     simulated_profile,
 )
 from zerotune.trial_lib.study.arguments import StudyArguments
-from zerotune.trial_lib.study.folder import remove_folder
 from zerotune.trial_lib.study.known_trials import KnownTrials, ProfileFailedError, earlier_trials, run_profile
 from zerotune.trial_lib.study.limits import SizeLimit, size_limit
+from zerotune.trial_lib.study.model_program import with_program
 from zerotune.trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
 from zerotune.trial_lib.study.open_study import OpenStudy, open_planned, plan_study
 from zerotune.trial_lib.study.plan_run import PLANNED_FOR, Simulator, run_plan
@@ -78,8 +80,16 @@ def plan_to_end(
         KeyboardInterrupt: a signal has arrived.
     """
     with interrupts.opening():
-        read = read_plan(arguments, tell, check)
-        check()
+        if arguments.model is not None:
+            arguments = with_program(arguments, work_dir)
+            tell(f"the program of the model: {arguments.model_dir / 'train.py'}")
+        try:
+            read = read_plan(arguments, tell, check)
+            check()
+        except BaseException:
+            if arguments.model is not None:
+                _remove(arguments.model_dir.parent)
+            raise
         tracking_uri = default_tracking_uri(work_dir)
         remove_left_scratch(Path(tempfile.gettempdir()))
         scratch, held = _new_scratch()
@@ -93,6 +103,13 @@ def plan_to_end(
         os.close(held)
         with contextlib.suppress(ValueError):
             interrupts.leavings.remove(scratch)
+
+
+def _remove(root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        # If no other plan is in it.
+        root.parent.rmdir()
 
 
 def remove_left_scratch(parent: Path) -> None:
@@ -185,7 +202,7 @@ def _planned(
         interrupts.ended = lambda: after
     except BaseException:
         if not is_complete:
-            remove_folder(root, logging.getLogger(__name__))
+            _remove(root)
         raise
     finally:
         with contextlib.suppress(ValueError):
@@ -248,13 +265,20 @@ def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] 
     )
     for devices in record.devices:
         console.print()
-        console.print(_table(devices))
+        console.print(_fitting(_table(devices), console))
         for line in [*devices.why, fewest_sentence(devices), *devices.notes]:
             console.print(plain(line), highlight=False)
+    whole = record.whole
+    if whole is not None and whole.rows:
+        console.print()
+        console.print(_training_table(whole))
+        console.print(TRAINING_HOURS, highlight=False)
     for line in _remarks(record):
         console.print(plain(line), highlight=False)
     tell("")
     tell(record.answer)
+    if whole is not None and (whole.answer or whole.missing):
+        tell(whole.answer or whole.missing)
     if record.best_command:
         tell(f"Configuration: {paths.best_ds_config}")
         first = record.best_command.splitlines()[0]
@@ -298,7 +322,37 @@ def _table(devices: PlannedDevices) -> Table:
     return table
 
 
-def _brief_label(arm: PlannedArm) -> str:
+# What a narrow terminal does without, in this order. The record and the page have all of it.
+_DISPENSABLE = ("host", "MFU", "bound by", "largest", "samples/s", "1e9 tokens")
+
+
+def _fitting(table: Table, console: Console) -> Table:
+    for header in _DISPENSABLE:
+        if console.measure(table, options=console.options.update(width=10 * console.width)).maximum <= console.width:
+            break
+        table.columns = [column for column in table.columns if column.header != header or len(table.columns) < 6]
+    return table
+
+
+def _training_table(whole: PlannedTraining) -> Table:
+    table = Table(
+        title=f"The whole training: {whole.length}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    has_prices = any(row.price for row in whole.shown)
+    table.add_column("devices", no_wrap=True)
+    table.add_column("arm", no_wrap=True)
+    for column in ("fits", "hours", "price" if has_prices else "device-hours"):
+        table.add_column(column, justify="right", no_wrap=column == "fits")
+    table.add_column("", min_width=8)
+    for row in whole.shown:
+        price = row.price if has_prices else row.device_hours
+        name = f"{_brief_label(row)}, {row.micro_batch} x {row.accumulation}"
+        cells = (likelihood(row.fits).replace("over ", ">").replace(" ", ""), _range(row.hours, 2), _range(price, 2))
+        table.add_row(f"{row.devices}{' *' if row.is_best else ''}", name, *cells, ", ".join(row.marks))
+    return table
+
+
+def _brief_label(arm: PlannedArm | TrainingRow) -> str:
     label = arm.label.removesuffix("".join(f"-{word}" for word in arm.switches))
     for section, word in _OFFLOADS.items():
         label = label.replace(f"-{section}", f" {word}")
@@ -330,19 +384,19 @@ def _bound(arm: PlannedArm) -> str:
     return f"memory: {next(iter(grouped(arm.memory)), '')}"
 
 
-def _range(figure: PlannedRange | None) -> str:
+def _range(figure: PlannedRange | None, digits: int = 3) -> str:
     if figure is None:
         return "-"
-    value, low, high = map(_brief, (figure.value, figure.low, figure.high))
+    value, low, high = (_brief(each, digits) for each in (figure.value, figure.low, figure.high))
     return f"{value} ({low}-{high})"
 
 
-def _brief(value: float) -> str:
-    # A number in three digits, with `k` or `M`.
+def _brief(value: float, digits: int) -> str:
+    # With `k` or `M`.
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if value >= size:
-            return f"{float(f'{value / size:.3g}'):g}{letter}"
-    return f"{value:.3g}"
+            return f"{float(f'{value / size:.{digits}g}'):g}{letter}"
+    return f"{float(f'{value:.{digits}g}'):g}"
 
 
 def _remarks(record: PlanRecord) -> Iterator[str]:

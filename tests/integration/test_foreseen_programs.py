@@ -51,6 +51,13 @@ def test_every_training_is_foreseen(name, starter):
     expect_foreseen(ROWS[name], starter)
 
 
+@pytest.mark.parametrize("name", ["any/trainer.py", "examples/lightning"])
+def test_the_length_of_the_whole_training_is_that_of_its_trainer(name, starter):
+    """Of the Hugging Face Trainer and of Lightning. In a trial both train for longer."""
+    run = foresee_row(ROWS[name], starter)
+    assert (run.stopped, run.program["whole_steps"]) == ("", 60)
+
+
 def test_ranks_that_share_a_sample_are_of_one_replica(starter):
     """ZeRO partitions over all of them. A step sends the tokens of a sample around, and reduces gradients."""
     run = foresee_row(ROWS["sequences.py --sequence-ranks 2"], starter)

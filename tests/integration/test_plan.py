@@ -215,6 +215,8 @@ def test_ctrl_c_leaves_nothing_behind(zerotune):
         (["--on", "h100-80gb:0"], "--on h100-80gb:0:"),
         (["--on", "h100-80gb:8", "--price", "h100-80gb"], "--price h100-80gb:"),
         (["--on", "h100-80gb:8", "--devices", "no.yaml"], "no.yaml: it cannot be read"),
+        (["--on", "h100-80gb:8", "--whole", "3"], '--whole: "3" is no length of a training: write --whole 3epochs'),
+        (["--prices", "ds_config.json"], 'ds_config.json: no device is called "train_micro_batch_size_per_gpu".'),
         (["--on", "h100-80gb:3", "--train-batch-size", "8"], "a global batch of 8 samples cannot be divided over 3"),
         (["--on", "h100-80gb:8", "--free-batch", "--train-batch-size", "8"], "exclude each other"),
     ],

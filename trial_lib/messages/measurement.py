@@ -250,6 +250,8 @@ class ProgramProfile(ExactRecord):
     # Samples that the training's data loader gives a rank before it begins anew. None if they cannot be counted, or if
     # they change with the micro-batch size.
     samples_per_epoch: int | None = None
+    whole_steps: int | None = None  # optimizer steps of the whole training, by its Trainer
+    whole_epochs: float | None = None  # its epochs, if the Trainer counts these
     # The most tokens of a sample in the first batches of its data. None if the batches show no tokens, or if all
     # samples have the same number.
     longest_sequence: int | None = None

@@ -3,9 +3,10 @@
 Every figure in them is foreseen, and the sentences say so.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
-from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange
 from zerotune.trial_lib.records.units import bytes_shown, percent
 
 EQUAL = 1.01
@@ -175,12 +176,35 @@ def _faster(devices: Sequence[PlannedDevices], best: int) -> str:
     fastest = max(speeds, key=lambda label: speeds[label], default=devices[best].label)
     if speeds.get(fastest, 0.0) <= EQUAL * speeds.get(devices[best].label, 0.0):
         return ""
-    return f" It costs least. {fastest} is faster, with {_three(speeds[fastest])} samples/s."
+    own = devices[best].chosen
+    alike = [
+        each.label
+        for each in devices
+        if own is not None and own.cost is not None and (arm := each.chosen) is not None and arm is not own
+        if arm.cost is not None and not are_apart(own.cost, arm.cost, own.apart, arm.apart)
+    ]
+    least = f" It costs least{f', but its price is not told apart from that of {_listed(alike)}' if alike else ''}."
+    return f"{least} {fastest} is faster, with {_three(speeds[fastest])} samples/s."
 
 
-def best_of(devices: Sequence[PlannedDevices]) -> int | None:
-    """The index of the cheapest tokens if all that fit have a price, else of the most samples a second."""
+def are_apart(one: PlannedRange, other: PlannedRange, *apart: float) -> bool:
+    """Whether two foreseen figures differ by more than is unknown of them, each `PlannedStep.apart`.
+
+    What is unknown of all steps alike makes no difference. `benchmarks/foresee/public_gpus/ratios.py` shows how far off
+    foreseen ratios are.
+    """
+    if min(one.value, other.value) <= 0:
+        return one.value != other.value
+    return abs(math.log(one.value / other.value)) > math.hypot(*map(math.log, apart))
+
+
+def best_of(devices: Sequence[PlannedDevices], in_time: Collection[str] = ()) -> int | None:
+    """The index of the cheapest tokens if all that fit have a price, else of the most samples a second.
+
+    If some devices end the training `in_time`, by their labels, it is one of these.
+    """
     fitting = [(index, arm) for index, each in enumerate(devices) if (arm := each.chosen) is not None]
+    fitting = [each for each in fitting if devices[each[0]].label in in_time] or fitting
     if not fitting:
         return None
     costs = [(arm.cost.value, index) for index, arm in fitting if arm.cost is not None]

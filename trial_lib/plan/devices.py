@@ -4,6 +4,7 @@
 `trial_lib/device/data_sheets.py`.
 """
 
+import csv
 import difflib
 import math
 import re
@@ -389,10 +390,14 @@ def ran_as(asked: Sequence[AskedDevices], base: AskedDevices) -> list[str]:
 
 
 def read_devices(
-    typed: Sequence[str], prices: Sequence[str], known: Mapping[str, DeviceFigures]
+    typed: Sequence[str],
+    prices: Sequence[str],
+    known: Mapping[str, DeviceFigures],
+    listed: Mapping[str, float] | None = None,
 ) -> tuple[AskedDevices, ...]:
-    """The devices of `--on`, in its order, with the prices of `--price`. Raises InputError if a word is malformed,
-    names an unknown device, or is there twice.
+    """The devices of `--on`, in its order, with the prices of `--price`, or else those that a file has `listed`.
+
+    Raises InputError if a word is malformed, names an unknown device, or is there twice.
     """
     clusters = [_read_cluster(word, known) for word in typed]
     costs = read_prices(prices, known)
@@ -407,6 +412,7 @@ def read_devices(
     for index, cluster in enumerate(clusters):
         if cluster in clusters[:index]:
             raise InputError(f"{cluster} is there twice.", where=f"--on {cluster}", remedy="Leave one out.")
+    costs = {**(listed or {}), **costs}
     return tuple(AskedDevices(cluster, costs.get(cluster.device.name)) for cluster in clusters)
 
 
@@ -416,23 +422,53 @@ def read_prices(prices: Sequence[str], known: Mapping[str, DeviceFigures]) -> di
     """
     costs: dict[str, float] = {}
     for word in prices:
-        where = f"--price {word}"
-        name, sign, amount = word.partition("=")
-        try:
-            price = float(amount)
-        except ValueError:
-            price = math.nan
-        if not sign or not name or not math.isfinite(price) or price < 0:
-            raise InputError(
-                f'"{word}" is no price.',
-                where=where,
-                remedy="Write NAME=PRICE, the price of one device for one hour, such as h100-80gb=2.99.",
-            )
-        device = _known(name, known, where).name
-        if device in costs:
-            raise InputError(f"{device} has two prices.", where=where, remedy="Leave one of them out.")
-        costs[device] = price
+        name, _, amount = word.partition("=")
+        remedy = "Write NAME=PRICE, the price of one device for one hour, such as h100-80gb=2.99."
+        _add_price(costs, name, amount, known, f"--price {word}", f'"{word}" is no price.', remedy)
     return costs
+
+
+def read_price_file(file: Path, known: Mapping[str, DeviceFigures]) -> dict[str, float]:
+    """As `read_prices`, from lines of `NAME: PRICE` (YAML) or `NAME,PRICE` (CSV), which may have a heading."""
+    remedy = "Write one device a line, as `h100-80gb: 2.99` in YAML or `h100-80gb,2.99` in CSV."
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix.lower() == ".csv":
+            lines = [line for line in csv.reader(text.splitlines()) if any(map(str.strip, line))]
+            heading = bool(lines) and not any(map(str.isdigit, "".join(lines[0][1:])))
+            rows = [(line[0], ",".join(line[1:]).strip()) for line in lines[heading:]]
+        else:
+            rows = [(str(name), str(price)) for name, price in dict(yaml.safe_load(text) or {}).items()]
+    except (OSError, ValueError, TypeError, yaml.YAMLError, csv.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise InputError(f"it has no prices ({why}).", where=str(file), remedy=remedy) from None
+    costs: dict[str, float] = {}
+    for name, amount in rows:
+        _add_price(costs, name, amount, known, str(file), f'"{amount}" is no price of "{name}".', remedy)
+    if not costs:
+        raise InputError("it has no prices.", where=str(file), remedy=remedy)
+    return costs
+
+
+def _add_price(
+    costs: dict[str, float],
+    name: str,
+    amount: str,
+    known: Mapping[str, DeviceFigures],
+    where: str,
+    problem: str,
+    remedy: str,
+) -> None:
+    try:
+        price = float(amount)
+    except ValueError:
+        price = math.nan
+    if not name or not math.isfinite(price) or price < 0:
+        raise InputError(problem, where=where, remedy=remedy)
+    device = _known(name, known, where).name
+    if device in costs:
+        raise InputError(f"{device} has two prices.", where=where, remedy="Leave one of them out.")
+    costs[device] = price
 
 
 def _read_cluster(word: str, known: Mapping[str, DeviceFigures]) -> Cluster:

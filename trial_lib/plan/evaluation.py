@@ -176,6 +176,7 @@ class Evaluation:
             "mfu": rate(step.mfu),
             "without_loading": step.samples_per_s * step.seconds / without_data if step.parts["data"] else None,
             "cost": cost,
+            "apart": step.apart,
             "seconds": dict(step.parts),
             "hidden_s": step.hidden,
             "time_bound": time_bound(step.parts),
@@ -362,7 +363,7 @@ def with_answer(
     shown = answer or nearest
     if shown is None or shown.peak is None:
         return tuple(counts)
-    shared = ("label", "micro_batch", "accumulation", "fits", "samples_per_s") if answer is not None else ()
+    shared = ("label", "micro_batch", "accumulation", "fits", "samples_per_s", "apart") if answer is not None else ()
     own = PlannedCount(devices=devices, peak=shown.peak, **{name: getattr(shown, name) for name in shared})
     return tuple(own if each.devices == devices and not each.other_batch else each for each in counts)
 
@@ -440,6 +441,7 @@ def _best_count(arms: Sequence[_AtCount]) -> PlannedCount:
             low=step.samples_per_s * step.seconds / step.high,
             high=step.samples_per_s * step.seconds / step.low,
         ),
+        apart=step.apart,
         peak=arm.peak(size),
     )
 

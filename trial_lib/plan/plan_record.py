@@ -2,14 +2,15 @@
 
 import gzip
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import OWNERS_FILE, make_own_folder
@@ -51,6 +52,9 @@ class PlannedRange(_Foreseen):
         low, high = peak_interval(forecast, capacity)
         return cls(value=forecast.needed.mean, low=low, high=high)
 
+    def times(self, factor: float) -> "PlannedRange":
+        return PlannedRange(value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
 
 class PlannedArm(_Foreseen):
     """One arm on some devices, at its fastest micro-batch that fits, or at its smallest if none does."""
@@ -75,6 +79,8 @@ class PlannedArm(_Foreseen):
     # Of a billion tokens, in the currency of the price. None without a price or tokens.
     cost: PlannedRange | None = None
     peak: PlannedRange | None = None  # bytes of a device at the peak of a step, with the allocator's and the context's
+    # As `PlannedStep` has it, of its step; 1 if it has no speed
+    apart: Annotated[float, Field(ge=1)] = 1.0
     peak_moment: str = ""  # the moment of that peak, one of `MOMENTS`
     # Bytes of a device at that peak by kind. `overhead` is what is beside live storages.
     memory: dict[str, float] = Field(default_factory=dict)
@@ -99,7 +105,14 @@ class PlannedArm(_Foreseen):
         return self
 
     def without_speed(self) -> "PlannedArm":
-        gone = {"samples_per_s": None, "tokens_per_s": None, "mfu": None, "cost": None, "without_loading": None}
+        gone = {
+            "samples_per_s": None,
+            "tokens_per_s": None,
+            "mfu": None,
+            "cost": None,
+            "without_loading": None,
+            "apart": 1.0,
+        }
         return self.model_copy(update={**gone, "seconds": {}, "hidden_s": 0.0, "time_bound": ""})
 
     @property
@@ -115,6 +128,7 @@ class PlannedCount(_Foreseen):
     accumulation: _Count = 1  # micro-batches of an optimizer step
     fits: _Share = 0.0  # the probability that it fits
     samples_per_s: PlannedRange | None = None  # over all devices. None if no arm trains.
+    apart: Annotated[float, Field(ge=1)] = 1.0  # as `PlannedStep` has it, of its step
     peak: PlannedRange | None = None  # bytes on a device: of that arm, or of the arm that needs least
     # Samples of an optimizer step, if so many devices cannot divide the kept global batch, or have no micro-batch for
     # it. None if it is kept, or free.
@@ -158,6 +172,91 @@ class PlannedDevices(_Foreseen):
         return next((arm for arm in self.arms if arm.label == self.best), None) if self.best else None
 
 
+# The whole training: its length, its hours and its price.
+
+_LENGTH = re.compile(r"([\d_,]*\.?\d+(?:e\d+)?)\s*([kmbt]?)\s*(epoch|token|sample|step)s?", re.IGNORECASE)
+_TIMES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+GIVE_LENGTH = "--whole 3epochs, 2e9tokens, 500000samples or 10000steps"
+
+
+@dataclass(frozen=True)
+class TrainingLength:
+    """The length of a whole training."""
+
+    amount: float
+    unit: str  # `epoch`, `token`, `sample` or `step`
+    source: str  # what says so, in words
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.12g} {self.unit}{'' if self.amount == 1 else 's'}"
+
+    def samples(self, run: ForeseenRun, batch: int) -> float | None:
+        """Of all devices together, if the program runs as in `run`; None if the run does not show it.
+
+        `batch` is the user's global batch (samples).
+        """
+        if self.unit == "token":
+            return self.amount / run.tokens if run.tokens else None
+        if self.unit == "epoch":
+            of_a_rank = run.program.get("samples_per_epoch")
+            return self.amount * of_a_rank * run.replicas if of_a_rank else None
+        return self.amount * (batch if self.unit == "step" else 1)
+
+
+def read_length(text: str) -> TrainingLength:
+    """Raises ValueError if `--whole` is no length."""
+    found = _LENGTH.fullmatch(text.strip())
+    amount = float(re.sub("[_,]", "", found[1])) * _TIMES[found[2].lower()] if found else 0.0
+    if found is None or not 0 < amount < inf:
+        raise ValueError(f'"{text}" is no length of a training: write {GIVE_LENGTH}')
+    return TrainingLength(amount, found[3].lower(), "--whole")
+
+
+TRAINING_HOURS = "Hours are those of optimizer steps. Starting, evaluating and saving come on top."
+
+
+class TrainingRow(_Foreseen):
+    """The whole training with one arm on a number of devices."""
+
+    device: str  # the name of the kind
+    devices: str  # as `PlannedDevices.label`
+    count: _Count  # of devices
+    label: str  # of the arm
+    switches: dict[str, str] = Field(default_factory=dict)  # as `PlanArm` has them
+    micro_batch: _Count
+    accumulation: _Count
+    fits: _Share
+    hours: PlannedRange
+    price: PlannedRange | None = None  # None if no price is known
+    apart: Annotated[float, Field(ge=1)] = 1.0  # as `PlannedStep` has it
+    is_other_batch: bool = False  # whether it keeps the global batch of the others
+    marks: tuple[str, ...] = ()  # why people look at it, such as `cheapest`. A row without any is only drawn.
+    is_best: bool = False  # whether it is the answer
+
+    @property
+    def device_hours(self) -> PlannedRange:
+        return self.hours.times(self.count)
+
+
+class PlannedTraining(_Foreseen):
+    """Hours and price of the whole training."""
+
+    length: str = ""  # in words, with what says so
+    within: float | None = None  # the hours in which it has to end; None if nothing asks for that
+    rows: tuple[TrainingRow, ...] = ()  # cheapest or shortest first
+    answer: str = ""  # sentences; empty if nothing was asked
+    missing: str = ""  # why it is not known, with the remedy
+
+    @property
+    def in_time(self) -> set[str]:
+        """The labels of devices on which it ends in time; empty if nothing asks for that."""
+        return {row.devices for row in self.rows if self.within is not None and row.hours.value <= self.within}
+
+    @property
+    def shown(self) -> tuple[TrainingRow, ...]:
+        return tuple(row for row in self.rows if row.marks)
+
+
 class PlanRecord(_Foreseen):
     plan_id: str  # unique on this and other machines
     name: str  # the experiment's; plans and studies of one experiment share it
@@ -175,6 +274,7 @@ class PlanRecord(_Foreseen):
     devices: tuple[PlannedDevices, ...] = ()  # the plan for each kind and number, in the order of `--on`
     # Index in `devices` of the answer: cheapest tokens if all have prices, else the fastest. None if nothing fits.
     best: _CountOrNone | None = None
+    whole: PlannedTraining | None = None  # None if nothing asks for it
     answer: str = ""  # the answer in a sentence
     best_command: str = ""  # to train with the answer; empty if there is none
     asks: tuple[Ask, ...] = ()  # of all runs
@@ -240,14 +340,21 @@ class PlanArguments(FrozenRecord):
     Attributes:
         config_path: the experiment's YAML. Empty if a command is planned.
         command: the words of the command to plan, instead of an experiment's YAML.
+        model: plan a Trainer program of the model of this config.json of transformers. It is written into the plan's
+            folder. Words behind `--` are then its options, such as --length 4096 or --gradient_checkpointing.
         arg_mappings: the option or variable of the command that sets each DeepSpeed key.
         vary: the program's switches, by their places in the command, with the values to foresee. It is for a command. A
             YAML has them in the section `program` of `search_space`.
         model_dir: the model directory. For a command it is the working directory.
         on: plan for these devices, as NAME:NUMBER or NAME:HOSTSxNUMBER, such as h100-80gb:8 or a100-40gb:2x8. Default:
             those of this host.
-        price: show the cost of a billion tokens, from the price of one device for one hour: NAME=PRICE, such as
+        price: show what the training costs, from the price of one device for one hour: NAME=PRICE, such as
             h100-80gb=2.99.
+        prices: read such prices from this file, YAML (`h100-80gb: 2.99`) or CSV (`h100-80gb,2.99`). Without `on` the
+            plan is for up to 8 of each device in it.
+        whole: show hours and price of a whole training of this length, such as 3epochs, 2e9tokens, 500000samples or
+            10000steps. Default: what the Trainer or Lightning would do.
+        within: name the cheapest devices on which the whole training ends within this many hours.
         devices: read more devices from this YAML file.
         zero_stages: plan these ZeRO stages.
         train_batch_size: give every configuration this global batch, in samples. Default: that of your configuration.
@@ -262,11 +369,15 @@ class PlanArguments(FrozenRecord):
 
     config_path: Path | None = None
     command: tuple[str, ...] = ()
+    model: Path | None = None
     arg_mappings: dict[str, str] = Field(default_factory=dict)
     vary: dict[str, Any] = Field(default_factory=dict)
     model_dir: Path
     on: tuple[str, ...] = ()
     price: tuple[str, ...] = ()
+    prices: Path | None = None
+    whole: str | None = None
+    within: Annotated[float, Field(gt=0)] | None = None
     devices: Path | None = None
     zero_stages: tuple[ZeroStage, ...] = ZERO_STAGES  # type: ignore[assignment]
     train_batch_size: PositiveInt | None = None
@@ -281,14 +392,24 @@ class PlanArguments(FrozenRecord):
     @classmethod
     def _all_stages_if_none_is_named(cls, given: Any) -> Any:
         if isinstance(given, dict) and not given.get("zero_stages"):
-            return {name: value for name, value in given.items() if name != "zero_stages"}
+            given = {name: value for name, value in given.items() if name != "zero_stages"}
+        if isinstance(given, dict) and given.get("model") is not None:
+            # Its program has a folder of its own.
+            return {**given, "model_dir": given.get("model_dir") or Path(given["model"]).parent}
+        return given
+
+    @field_validator("whole")
+    @classmethod
+    def _is_a_length(cls, given: str | None) -> str | None:
+        if given is not None:
+            read_length(given)
         return given
 
     @model_validator(mode="after")
     def _has_something_to_plan(self) -> "PlanArguments":
-        if (self.config_path is None) != bool(self.command):
-            raise ValueError("expected either config_path or command")
-        if self.vary and not self.command:
+        if (self.config_path is None) != bool(self.command or self.model):
+            raise ValueError("expected one of config_path, command and model")
+        if self.vary and not (self.command or self.model):
             raise ValueError("vary is for a command: a YAML has its switches in search_space, section program")
         if self.free_batch and self.train_batch_size is not None:
             raise ValueError("--train-batch-size and --free-batch exclude each other")

@@ -4,9 +4,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from zerotune.trial_lib.plan.answer import likelihood
+from zerotune.trial_lib.plan.answer import likelihood, money
 from zerotune.trial_lib.plan.evaluation import MOST
-from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedDevices, PlannedRange
+from zerotune.trial_lib.plan.plan_record import (
+    TRAINING_HOURS,
+    PlannedArm,
+    PlannedCount,
+    PlannedDevices,
+    PlannedRange,
+    PlannedTraining,
+    TrainingRow,
+)
 from zerotune.trial_lib.records.units import axis_unit, bytes_shown, percent, quantity
 from zerotune.trial_lib.report.chart import (
     COLOURS,
@@ -286,6 +294,72 @@ def count_memory_figure(devices: Sequence[PlannedDevices]) -> Drawn:
         "number of devices on which nothing fits, with the arm that needs least."
     )
     return Drawn(key, title, says, figure, *_table([each for each, _ in drawn]))
+
+
+def training_figure(whole: PlannedTraining) -> Drawn:
+    """Hours and price of the whole training. Without prices it has the table alone."""
+    key, title = "training", "The whole training"
+    has_prices = any(row.price for row in whole.rows)
+    columns: tuple[str, ...] = ("devices", "arm", "batch", "fits", "hours", "90 % interval", "device-hours")
+    rows = tuple(
+        (
+            row.devices + (" (another global batch)" if row.is_other_batch else ""),
+            " ".join([row.label, *row.switches.values()]),
+            f"{row.micro_batch} x {row.accumulation}",
+            likelihood(row.fits),
+            figure_text(row.hours.value),
+            f"{figure_text(row.hours.low)} to {figure_text(row.hours.high)}",
+            figure_text(row.device_hours.value),
+            *((money(row.price.value), f"{money(row.price.low)} to {money(row.price.high)}") if row.price else ()),
+        )
+        for row in whole.rows
+        if row.price or not has_prices
+    )
+    columns += ("price", "90 % interval of it") if has_prices else ()
+    figure = None
+    if has_prices:
+        figure = Chart(Axis("hours", is_log=True), Axis("price", is_log=True))
+        for place, device in enumerate(dict.fromkeys(row.device for row in whole.rows)):
+            of_kind = [row for row in whole.rows if row.device == device and row.price and row.price.value > 0]
+            of_kind = sorted((row for row in of_kind if not row.is_other_batch), key=lambda row: row.hours.value)
+            _add_trainings(figure, device, _colour(place), of_kind)
+        if whole.within is not None:
+            figure.levels.append(Level(whole.within, f"{whole.within:g} hours", RED, is_upright=True))
+    says = f"{whole.length}. {TRAINING_HOURS} {whole.answer}" + (
+        " A point is a number of devices, with its best arm. The bar is the 90 % interval of a price, and the hours "
+        "have the same. The star is the answer."
+        if has_prices
+        else ""
+    )
+    return Drawn(key, title, says, figure, columns, rows)
+
+
+def _add_trainings(figure: Chart, device: str, colour: str, rows: Sequence[TrainingRow]) -> None:
+    known = [(row, row.price) for row in rows if row.price is not None]
+    if not known:
+        return
+    lines = [row for row in known if not row[0].switches] or known
+    figure.marks.append(Curve("", colour, [row.hours.value for row, _ in lines], [price.value for _, price in lines]))
+    for symbol, of_symbol in (
+        ("circle", [each for each in known if not each[0].is_best]),
+        ("star", [each for each in known if each[0].is_best]),
+    ):
+        if of_symbol:
+            figure.marks.append(
+                Points(
+                    device if symbol == "circle" else f"the answer: {of_symbol[0][0].devices}",
+                    colour,
+                    [row.hours.value for row, _ in of_symbol],
+                    [price.value for _, price in of_symbol],
+                    [
+                        f"{row.devices}: {figure_text(row.hours.value)} hours, {money(price.value)}"
+                        for row, price in of_symbol
+                    ],
+                    [(price.low, price.high) if row.marks else (price.value, price.value) for row, price in of_symbol],
+                    symbol=symbol,
+                    size=9 if symbol == "star" else 4.5,
+                )
+            )
 
 
 def fewest_text(devices: Sequence[PlannedDevices]) -> str:

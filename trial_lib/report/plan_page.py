@@ -30,6 +30,7 @@ from zerotune.trial_lib.report.plan_figures import (
     devices_name,
     figure_text,
     speed_figure,
+    training_figure,
 )
 from zerotune.trial_lib.report.read_study import setting_changes
 from zerotune.trial_lib.report.step_figure import DEVICE, HOST, StepLine, host_figure, line_figure, step_line
@@ -48,6 +49,7 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
         record=record,
         devices=of_devices,
         counts=counts,
+        training=None if record.whole is None or not record.whole.rows else training_figure(record.whole),
         cards=_cards(record),
         changes=[] if chosen is None else setting_changes(redact(_own_settings(record)), redact(chosen.ds_config)),
         config="" if chosen is None else json.dumps(redact(deepspeed_part(chosen.ds_config)), indent=2),
@@ -120,6 +122,15 @@ def _cards(record: PlanRecord) -> list[tuple[str, str, str]]:
     cards.append(("It fits", likelihood(arm.fits), f"micro-batch {arm.micro_batch}"))
     if arm.cost is not None:
         cards.append(("A billion tokens", money(arm.cost.value), f"{_ends(arm.cost)}, at the given price"))
+    own = (
+        []
+        if record.whole is None
+        else [row for row in record.whole.shown if (row.devices, row.label) == (devices.label, arm.label)]
+    )
+    if own:
+        cards.append(("The whole training", f"{figure_text(own[0].hours.value)} h", _ends(own[0].hours)))
+        if own[0].price is not None:
+            cards.append(("Its price", money(own[0].price.value), _ends(own[0].price)))
     if devices.fewest is not None:
         cards.append(("Fewest devices", f"{devices.fewest:,}", "on which it trains"))
     return cards

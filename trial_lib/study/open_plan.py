@@ -20,7 +20,14 @@ from zerotune.trial_lib.launch.rank_starter import Program
 from zerotune.trial_lib.messages.files import make_own_folder, write_all, write_whole
 from zerotune.trial_lib.plan.arms import check_count
 from zerotune.trial_lib.plan.device_memory import AllocatorSettings
-from zerotune.trial_lib.plan.devices import AskedDevices, known_devices, own_devices, read_devices, read_prices
+from zerotune.trial_lib.plan.devices import (
+    AskedDevices,
+    known_devices,
+    own_devices,
+    read_devices,
+    read_price_file,
+    read_prices,
+)
 from zerotune.trial_lib.plan.plan_record import PlanArguments, PlanPaths
 from zerotune.trial_lib.records.folders import PLANS, StudyPaths, TrialPaths
 from zerotune.trial_lib.records.switches import deepspeed_part, switches_of
@@ -33,6 +40,7 @@ from zerotune.trial_lib.study.setup import StudySetup, check_include
 from zerotune.trial_lib.study.typed_command import on_ranks, read_command, started_on
 
 DEVICE = "cuda"  # the kind of all devices that can be foreseen
+_OF_LIST = 8  # devices of each kind in a list of prices, if nothing else is asked for
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,10 @@ def read_plan(
     waiting.
     """
     known = known_devices(arguments.devices)
-    if arguments.on:
-        asked = read_devices(arguments.on, arguments.price, known)
+    listed = {} if arguments.prices is None else read_price_file(arguments.prices, known)
+    on = arguments.on or tuple(f"{name}:{min(_OF_LIST, known[name].per_host)}" for name in listed)
+    if on:
+        asked = read_devices(on, arguments.price, known, listed)
     else:
         asked = (own_devices(this_host(), known, read_prices(arguments.price, known)),)
     check_include(arguments.include)
@@ -146,7 +156,9 @@ def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
     environment = environment_of(experiment, read.arguments.include, DEVICE)
     # A wrong variable is found before there is a folder.
     AllocatorSettings.of_environment(environment)
-    plan_id = new_id(known_here().hide(experiment.name))
+    arguments = read.arguments
+    # A program that was written for a model is in the folder already.
+    plan_id = arguments.model_dir.parent.name if arguments.model else new_id(known_here().hide(experiment.name))
     paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
     new_folder(paths.runs, "plan", experiment, paths.experiment)
     return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), time.monotonic())

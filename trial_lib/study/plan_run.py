@@ -21,9 +21,10 @@ from zerotune.trial_lib.messages.measurement import Import
 from zerotune.trial_lib.plan.answer import best_of, plan_answer
 from zerotune.trial_lib.plan.arm_work import WantedRun
 from zerotune.trial_lib.plan.devices import AskedDevices
-from zerotune.trial_lib.plan.plan_record import PlannedDevices, PlanRecord, write_run
+from zerotune.trial_lib.plan.plan_record import PlannedDevices, PlanRecord, read_length, write_run
 from zerotune.trial_lib.plan.planning import Planned, PlanProblem, plan
 from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.plan.whole_training import largest_that_fit, length_of, whole_training
 from zerotune.trial_lib.records.result import read_program
 from zerotune.trial_lib.records.switches import deepspeed_part, switches_of
 from zerotune.trial_lib.study.open_plan import DEVICE, OpenPlan
@@ -97,7 +98,16 @@ class _OfProgram:
 
 def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     read, typed = opened.read, found.typed
-    best = best_of(found.devices)
+    arguments = read.arguments
+    if arguments.model is not None:
+        # The length of random data is nobody's.
+        typed = replace(typed, program={**typed.program, "samples_per_epoch": None, "whole_epochs": None})
+    length = read_length(arguments.whole) if arguments.whole else length_of(typed.program)
+    training = whole_training(found.devices, found.runs, typed, length, arguments.within)
+    devices = tuple(
+        each.model_copy(update={"notes": (*each.notes, *largest_that_fit(each, found.runs))}) for each in found.devices
+    )
+    best = best_of(devices, set() if training is None else training.in_time)
     batches = {policy.train_batch_size for policy in found.policies.values()}
     stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
     notes = [
@@ -120,9 +130,10 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
         tokens=typed.tokens,
         formats=typed.formats,
         program=typed.program,
-        devices=found.devices,
+        devices=devices,
         best=best,
-        answer=plan_answer(found.devices, best),
+        whole=training,
+        answer=plan_answer(devices, best),
         asks=_asks(found),
         notes=tuple(notes),
         versions={"zerotune": importlib.metadata.version("zerotune"), **typed.versions},

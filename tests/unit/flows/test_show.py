@@ -38,6 +38,18 @@ def test_a_plan_s_folder_may_be_named_as_it_stands_here(
     assert json.loads(capsys.readouterr().out)["answer"]
 
 
+def test_tables_of_a_plan_are_whole_in_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zerotune.flows.planning._WIDTH", 80)
+    record = plan_by_hand()
+    show_plan(record, plan_folder(tmp_path / "mine", record))
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert "tokens/s" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("first", "said"),
     [

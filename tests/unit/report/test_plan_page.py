@@ -8,7 +8,7 @@ import pytest
 from plan_fixtures import GIB, MARKUP, SECRET, devices_by_hand, plan_by_hand, plan_folder, run_by_hand
 
 from zerotune.trial_lib.plan.answer import likelihood
-from zerotune.trial_lib.plan.plan_record import PlanPaths, write_run
+from zerotune.trial_lib.plan.plan_record import PlannedRange, PlannedTraining, PlanPaths, TrainingRow, write_run
 from zerotune.trial_lib.report.chart import Area, Bars, Curve, Drawn, Points
 from zerotune.trial_lib.report.plan_figures import (
     arms_memory_figure,
@@ -16,6 +16,7 @@ from zerotune.trial_lib.report.plan_figures import (
     count_memory_figure,
     figure_text,
     speed_figure,
+    training_figure,
 )
 from zerotune.trial_lib.report.plan_page import render_plan, step_run, write_plan_page
 from zerotune.trial_lib.report.step_figure import HOST, host_figure, line_figure, step_line
@@ -55,6 +56,39 @@ def test_the_answer_comes_first_and_all_is_labelled_foreseen(page: str) -> None:
     assert places == sorted(places)
     assert page.index("8 x h100-80gb, foreseen") < page.index("16 x a100-40gb on 2 hosts, foreseen")
     assert "Nothing on this page was measured on these devices." in page
+
+
+def test_the_whole_training_has_its_table_and_a_picture_of_hours_and_price(tmp_path: Path) -> None:
+    rows = tuple(
+        TrainingRow(
+            device="h100-80gb",
+            devices=f"h100-80gb:{count}",
+            count=count,
+            label="z2",
+            micro_batch=4,
+            accumulation=2,
+            fits=0.97,
+            hours=PlannedRange(value=48 / count, low=30 / count, high=80 / count),
+            price=PlannedRange(value=144, low=90, high=240),
+            marks=("cheapest",) if count == 2 else (),
+            is_best=count == 2,
+        )
+        for count in (1, 2, 4)
+    )
+    whole = PlannedTraining(length="3 epochs", within=40, rows=rows, answer="The cheapest devices: two.")
+    paths = plan_folder(tmp_path / "plan", plan_by_hand(whole=whole))
+    write_plan_page(paths)
+    page = paths.report.read_text()
+    assert "3 epochs. Hours are those of optimizer steps." in page
+    assert "The cheapest devices: two." in page
+    # The table has the rows with a mark, the picture all.
+    assert page.count('<th scope="row">h100-80gb:') == 1
+    assert {f"h100-80gb:{count}: " in page for count in (1, 2, 4)} == {True}
+    drawn = training_figure(whole)
+    assert drawn.figure is not None
+    assert [level.text for level in drawn.figure.levels] == ["40 hours"]
+    unpriced = whole.model_copy(update={"rows": tuple(row.model_copy(update={"price": None}) for row in rows)})
+    assert training_figure(unpriced).figure is None
 
 
 def test_markup_is_text_and_no_secret_is_on_the_page(page: str) -> None:

@@ -54,6 +54,7 @@ class Simulation:
         self._files = sandbox.install(scratch, before, model_dir, device, order.hidden)
         to_save = self._files.to_prepare
         huggingface.install(self._facts, order.overrides, scratch, to_save, checkpoint_headers.saves_none)
+        install(patches.LENGTH, self._facts)
         interception.install_zero_init(order.overrides, self._facts)
         redirects.install_trackers(scratch, self._files)
         # The logs, and the mode.

@@ -1,0 +1,236 @@
+"""Hours and price of the whole training, on each kind and number of devices. Pure.
+
+Hours are those of optimizer steps. Their intervals are those of the foreseen speeds, and prices have the same.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
+from zerotune.trial_lib.plan.answer import EQUAL, are_apart, configuration, money
+from zerotune.trial_lib.plan.plan_record import (
+    GIVE_LENGTH,
+    PlannedArm,
+    PlannedDevices,
+    PlannedRange,
+    PlannedTraining,
+    TrainingLength,
+    TrainingRow,
+)
+from zerotune.trial_lib.records.switches import shown_switch, switches_of
+
+ASKED, FEWEST, CHEAPEST = "asked", "fewest", "cheapest"
+
+_HOUR_S = 3600.0
+
+
+def length_of(program: Mapping[str, Any]) -> TrainingLength | None:
+    """What the program's Trainer would do, by its findings (`ProgramProfile` as JSON); None if it has none."""
+    if steps := program.get("whole_steps"):
+        return TrainingLength(steps, "step", "its Trainer")
+    if epochs := program.get("whole_epochs"):
+        return TrainingLength(epochs, "epoch", "its Trainer")
+    return None
+
+
+def whole_training(
+    devices: Sequence[PlannedDevices],
+    runs: Mapping[str, ForeseenRun],
+    typed: ForeseenRun,
+    length: TrainingLength | None,
+    within: float | None,
+) -> PlannedTraining | None:
+    """`within` is the hours in which it has to end. None if nothing asks for it and the program tells no length."""
+    batch = typed.micro_batch * typed.accumulation * typed.replicas
+    samples = None if length is None else length.samples(typed, batch)
+    if length is None or samples is None:
+        is_asked = length is not None or within is not None or any(each.price is not None for each in devices)
+        return PlannedTraining(missing=_missing(length, typed)) if is_asked else None
+    rows: list[TrainingRow] = []
+    for each in devices:
+        rows += _rows(each, {run: found for run, found in runs.items() if found.program}, length, batch, samples)
+    rows = list({(row.device, row.count, row.label): row for row in reversed(rows)}.values())[::-1]
+    rows = [row for each in dict.fromkeys(row.device for row in rows) for row in _marked(rows, each, within)]
+    best = _best(rows, within)
+    rows = [row.model_copy(update={"is_best": row is best}) for row in rows]
+    rows.sort(key=lambda row: (row.price or row.hours).value)
+    told = f"{length}, by {length.source}"
+    if length.unit != "sample":
+        told += f": {samples:,.0f} samples" + (f" of {typed.tokens:,} tokens" if typed.tokens else "")
+    return PlannedTraining(length=told, within=within, rows=tuple(rows), answer=_answer(rows, devices, within))
+
+
+def _missing(length: TrainingLength | None, typed: ForeseenRun) -> str:
+    if length is not None:
+        lacks = "its batches show no tokens" if length.unit == "token" else "its data loader has no length"
+        return f"The hours of {length} are not known, because {lacks}. Give another length, by {GIVE_LENGTH}."
+    epoch = (typed.program.get("samples_per_epoch") or 0) * typed.replicas
+    has = f" An epoch of its data has {epoch:,} samples." if epoch else ""
+    return f"Hours of the whole training are not known, because the program tells no length.{has} Give {GIVE_LENGTH}."
+
+
+def _rows(
+    devices: PlannedDevices, runs: Mapping[str, ForeseenRun], length: TrainingLength, batch: int, samples: float
+) -> list[TrainingRow]:
+    arms = {arm.label: arm for arm in devices.arms}
+
+    def row(arm: PlannedArm, count: int, known: Any, marks: tuple[str, ...]) -> TrainingRow | None:
+        # A switch may change the samples of an epoch, and their tokens.
+        own = next((runs[name] for name in arm.runs if name in runs), None) if arm.switches else None
+        of_arm = samples if own is None else length.samples(own, batch)
+        if known.samples_per_s is None or of_arm is None:
+            return None
+        whole = of_arm / _HOUR_S
+        hours = PlannedRange(
+            value=whole / known.samples_per_s.value,
+            low=whole / known.samples_per_s.high,
+            high=whole / known.samples_per_s.low,
+        )
+        return TrainingRow(
+            device=devices.device,
+            devices=devices.label if count == devices.count else _label(devices, count),
+            count=count,
+            label=arm.label,
+            switches=arm.switches,
+            micro_batch=known.micro_batch,
+            accumulation=known.accumulation,
+            fits=known.fits,
+            hours=hours,
+            price=None if devices.price is None else hours.times(devices.price * count),
+            apart=known.apart,
+            is_other_batch=getattr(known, "other_batch", None) is not None,
+            marks=marks,
+        )
+
+    found = [
+        row(arms[each.label], each.devices, each, (ASKED,) if each.devices == devices.count else ())
+        for each in devices.counts
+        if each.label in arms
+    ]
+    # The other settings of the program's switches, at the number that is asked for.
+    seen = {str(devices.chosen.switches)} if devices.chosen else set()
+    for arm in devices.arms:
+        if arm.is_likely and str(arm.switches) not in seen:
+            seen.add(str(arm.switches))
+            found.append(row(arm, devices.count, arm, (ASKED,)))
+    return [each for each in found if each is not None]
+
+
+def _label(devices: PlannedDevices, count: int) -> str:
+    # Larger numbers of the counts are whole hosts.
+    of_host = int(devices.figures.get("per_host", count))
+    return f"{devices.device}:{count}" if count <= of_host else f"{devices.device}:{count // of_host}x{of_host}"
+
+
+def _marked(rows: Sequence[TrainingRow], device: str, within: float | None) -> list[TrainingRow]:
+    # The rows of one kind. A number of devices with another global batch is another training.
+    own = [row for row in rows if row.device == device]
+    same = [row for row in own if not row.is_other_batch]
+    in_time = [row for row in same if within is None or row.hours.value <= within]
+    marks = {}
+    if in_time:
+        marks[FEWEST] = min(in_time, key=_fewest)
+        if in_time[0].price is not None:
+            least = min(map(_price, in_time))
+            marks[CHEAPEST] = min((row for row in in_time if _price(row) <= EQUAL * least), key=_fewest)
+    return [
+        row.model_copy(update={"marks": (*row.marks, *(mark for mark, marked in marks.items() if marked is row))})
+        for row in own
+    ]
+
+
+def _price(row: TrainingRow) -> float:
+    return math.inf if row.price is None else row.price.value
+
+
+def _fewest(row: TrainingRow) -> tuple[int, float]:
+    return row.count, row.hours.value
+
+
+def _best(rows: Sequence[TrainingRow], within: float | None) -> TrainingRow | None:
+    priced = [row for row in rows if CHEAPEST in row.marks]
+    if priced or within is None:
+        return min(priced, key=_price, default=None)
+    return min((row for row in rows if FEWEST in row.marks), key=_fewest, default=None)
+
+
+def _answer(rows: Sequence[TrainingRow], devices: Sequence[PlannedDevices], within: float | None) -> str:
+    best = next((row for row in rows if row.is_best), None)
+    ends = "" if within is None else f" on which it ends within {_hours(within)} h"
+    if best is None:
+        return "" if within is None else f"Nothing foreseen here ends within {_hours(within)} h."
+    what = "cheapest devices" if best.price is not None else "fewest devices"
+    said = [f"The {what}{ends}: {best.devices}, {_configuration(best)}: {_range(best.hours)}{_for(best)}."]
+    alike = [
+        row
+        for row in rows
+        if CHEAPEST in row.marks and not row.is_best and row.price is not None and best.price is not None
+        if not are_apart(row.price, best.price, row.apart, best.apart)
+    ]
+    if alike:
+        listed = ", ".join(f"{row.devices} ({money(_price(row))})" for row in alike)
+        said.append(f"In price it is not told apart from {listed}.")
+    if within is not None and best.hours.high > within:
+        sure = [row for row in rows if row.hours.high <= within and not row.is_other_batch]
+        surely = min(sure, key=_price if best.price is not None else _fewest, default=None)
+        more = "nothing foreseen here does" if surely is None else f"{surely.devices} does{_for(surely)}"
+        said.append(f"Its interval ends after {_hours(within)} h. Within its whole interval {more}.")
+    if best.devices not in {each.label for each in devices}:
+        said.append(f"For its command plan with --on {best.devices}.")
+    return " ".join(said)
+
+
+def _configuration(row: TrainingRow) -> str:
+    arm = PlannedArm(label=row.label, switches=row.switches, micro_batch=row.micro_batch, accumulation=row.accumulation)
+    return configuration(arm)
+
+
+def _for(row: TrainingRow) -> str:
+    return "" if row.price is None else f" for {money(row.price.value)} ({_money_range(row.price)})"
+
+
+def _money_range(figure: PlannedRange) -> str:
+    return f"{money(figure.low)} to {money(figure.high)}"
+
+
+def _range(figure: PlannedRange) -> str:
+    return f"{_hours(figure.value)} h ({_hours(figure.low)} to {_hours(figure.high)})"
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def largest_that_fit(devices: PlannedDevices, runs: Mapping[str, ForeseenRun]) -> tuple[str, ...]:
+    """A sentence for each switch whose values differ in size: the longest sequence, or the largest model, that fits."""
+    places: dict[str, dict[Any, list[PlannedArm]]] = {}
+    for arm in devices.arms:
+        for place, value in switches_of(arm.ds_config or arm.knobs).items():
+            if not isinstance(value, bool):
+                places.setdefault(place, {}).setdefault(value, []).append(arm)
+    said = []
+    for place, arms in places.items():
+        size = _sizes(arms, runs)
+        if len(arms) < 2 or size is None:
+            continue
+        fitting = [value for value in size if any(arm.is_likely for arm in arms[value])]
+        most = max(fitting, key=size.__getitem__, default=None)
+        of = f"of {len(arms)} that were foreseen"
+        if most is None:
+            said.append(f"None of the {len(arms)} values of {place} fits.")
+        else:
+            parameters = "" if isinstance(most, int | float) else f" ({size[most]:,.0f} parameters)"
+            said.append(f"The largest that fits, {of}: {shown_switch(place, most)}{parameters}.")
+    return tuple(said)
+
+
+def _sizes(arms: Mapping[Any, Sequence[PlannedArm]], runs: Mapping[str, ForeseenRun]) -> dict[Any, float] | None:
+    # Numbers are their own size. Names are models, if these differ in parameters.
+    if all(isinstance(value, int | float) for value in arms):
+        return {value: float(value) for value in arms}
+    found = {}
+    for value, of_value in arms.items():
+        sizes = [runs[name].parameters for arm in of_value for name in arm.runs if name in runs]
+        found[value] = float(max(sizes, default=0))
+    return found if len({*found.values()}) == len(found) and all(found.values()) else None
