@@ -251,9 +251,9 @@ def trainings(tmp_path: Path, warm_starter: WarmStarter) -> Trainings:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """ZeroTune's own home, the same for all tests of a session."""
-    return migrated_home(tmp_path_factory.getbasetemp())
+    return migrated_home(tmp_path_factory.getbasetemp(), pytestconfig.cache.mkdir("zerotune-home"))
 
 
 @pytest.fixture(scope="module")

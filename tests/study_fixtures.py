@@ -254,11 +254,18 @@ def query(database: Path, sql: str, *values: str) -> list[tuple[Any, ...]]:
         connection.close()
 
 
-def migrated_home(root: Path) -> Path:
-    """Returns the folder of ZeroTune's own Prefect home, its database migrated: some ten seconds, for all tests."""
+def migrated_home(root: Path, kept: Path | None = None) -> Path:
+    """Returns the folder of ZeroTune's own Prefect home, its database migrated: some ten seconds, for all tests.
+
+    With `kept` that folder is migrated, once for all workers and later runs, and this is a copy of it.
+    """
     home = root / "zerotune-home"
     if not home.exists():
         code = "from zerotune.flows.prefect_server import migrate_own_database; migrate_own_database()"
         environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-        subprocess.run([sys.executable, "-c", code], env={**environment, "XDG_DATA_HOME": str(home)}, check=True)
+        subprocess.run(
+            [sys.executable, "-c", code], env={**environment, "XDG_DATA_HOME": str(kept or home)}, check=True
+        )
+        if kept is not None:
+            shutil.copytree(kept, home)
     return home

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.alone
-
 PROGRAM = Path(__file__).parents[1] / "table_study.py"
 KILLS = 20
 # A size that was left of a sweep is measured by another process group.

@@ -243,7 +243,7 @@ def test_workers_of_a_data_loader_are_not_the_rank(run):
             if number == 1:
                 break
     """
-    result = run(body=body, slots=2, window=StepWindow(start_step=3, end_step=7, max_steps=5))
+    result = run(body=body, window=StepWindow(start_step=3, end_step=7, max_steps=5))
     assert result.outcome == "completed", result.reason
 
 

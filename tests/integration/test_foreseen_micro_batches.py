@@ -9,7 +9,7 @@ from foreseen_fixtures import PROGRAMS, program_named
 from zerotune.trial_lib.messages.foreseen_run import KINDS, OPERATIONS
 from zerotune.trial_lib.plan.arm_work import micro_batches_of_a_run
 from zerotune.trial_lib.plan.device_memory import live_bytes
-from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
+from zerotune.trial_lib.plan.simulation import Pretended, simulate
 from zerotune.trial_lib.plan.step_time import step_of
 
 ACCUMULATION = 3
@@ -20,13 +20,6 @@ BASE = {
 }
 
 
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory):
-    started = starter_for(program_named("toy.py"), tmp_path_factory.mktemp("server"), print)
-    yield started
-    started.close()
-
-
 @pytest.fixture
 def step(foreseen):
     """Foresees a program, and returns the step."""
@@ -34,7 +27,7 @@ def step(foreseen):
 
 
 @pytest.fixture
-def foreseen(starter, tmp_path):
+def foreseen(foreseeing_starter, tmp_path):
     """Foresees a program. Source code is a program that takes a configuration."""
 
     def run(program, overrides=None, world=2, says=""):
@@ -44,7 +37,7 @@ def foreseen(starter, tmp_path):
             (tmp_path / "ds_config.json").write_text(json.dumps(BASE))
             program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
         pretended = Pretended(world=world, ranks_per_host=world)
-        found = simulate(program, overrides or {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
+        found = simulate(program, overrides or {}, pretended, tmp_path / "run", foreseeing_starter, deadline_s=120.0)
         assert found.stopped == says
         return found
 

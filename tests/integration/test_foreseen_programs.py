@@ -8,10 +8,9 @@ import json
 import pytest
 
 from benchmarks.foresee.program_list import Foreseeable, all_programs
-from benchmarks.foresee.programs import RESULT, foresee_row, peaks, program_of_row
+from benchmarks.foresee.programs import RESULT, foresee_row, peaks
 from zerotune.trial_lib.messages.foreseen_run import KINDS, OPERATIONS, PLACES
 from zerotune.trial_lib.plan.devices import Cluster, known_devices
-from zerotune.trial_lib.plan.simulation import starter_for
 from zerotune.trial_lib.plan.step_time import planned_step
 
 ROWS = {row.name: row for row in all_programs()}
@@ -20,17 +19,8 @@ SHORT = ("any/accelerated.py", "examples/gan_two_engines", "experts.py --ep_size
 CANNOT = {name for name, row in ROWS.items() if row.is_no_training}
 
 
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory):
-    row = ROWS["plain.py"]
-    folder = tmp_path_factory.mktemp("first")
-    started = starter_for(program_of_row(row, row.copy(folder)), tmp_path_factory.mktemp("server"), print)
-    yield started
-    started.close()
-
-
-def expect_foreseen(row: Foreseeable, starter) -> None:
-    run = foresee_row(row, starter)
+def expect_foreseen(row: Foreseeable, foreseeing_starter) -> None:
+    run = foresee_row(row, foreseeing_starter)
     assert run.stopped == ""
     assert run.micro_batch > 0
     assert peaks(run)["device"] > 0
@@ -41,26 +31,26 @@ def expect_foreseen(row: Foreseeable, starter) -> None:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_training_of_each_kind_is_foreseen(name, starter):
-    expect_foreseen(ROWS[name], starter)
+def test_a_training_of_each_kind_is_foreseen(name, foreseeing_starter):
+    expect_foreseen(ROWS[name], foreseeing_starter)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in SHORT and name not in CANNOT])
-def test_every_training_is_foreseen(name, starter):
-    expect_foreseen(ROWS[name], starter)
+def test_every_training_is_foreseen(name, foreseeing_starter):
+    expect_foreseen(ROWS[name], foreseeing_starter)
 
 
 @pytest.mark.parametrize("name", ["any/trainer.py", "examples/lightning"])
-def test_the_length_of_the_whole_training_is_that_of_its_trainer(name, starter):
+def test_the_length_of_the_whole_training_is_that_of_its_trainer(name, foreseeing_starter):
     """Of the Hugging Face Trainer and of Lightning. In a trial both train for longer."""
-    run = foresee_row(ROWS[name], starter)
+    run = foresee_row(ROWS[name], foreseeing_starter)
     assert (run.stopped, run.program["whole_steps"]) == ("", 60)
 
 
-def test_ranks_that_share_a_sample_are_of_one_replica(starter):
+def test_ranks_that_share_a_sample_are_of_one_replica(foreseeing_starter):
     """ZeRO partitions over all of them. A step sends the tokens of a sample around, and reduces gradients."""
-    run = foresee_row(ROWS["sequences.py --sequence-ranks 2"], starter)
+    run = foresee_row(ROWS["sequences.py --sequence-ranks 2"], foreseeing_starter)
     assert (run.stopped, run.world, run.replicas, run.sequence_ranks, run.zero_ranks) == ("", 8, 4, 2, 8)
     assert run.tokens == 16
     groups = {(OPERATIONS[each.kind], each.ranks) for each in run.operations if each.ranks > 1}
@@ -70,8 +60,8 @@ def test_ranks_that_share_a_sample_are_of_one_replica(starter):
     assert parts["reducing"] > 0
 
 
-def test_an_offloaded_optimizer_is_on_the_host(starter):
-    run = foresee_row(ROWS["transformer.py stage 2, optimizer offloaded"], starter)
+def test_an_offloaded_optimizer_is_on_the_host(foreseeing_starter):
+    run = foresee_row(ROWS["transformer.py stage 2, optimizer offloaded"], foreseeing_starter)
     optimizer, device = KINDS.index("optimizer"), PLACES.index("device")
     states = [each for each in run.storages if each.kind == optimizer]
     assert states
