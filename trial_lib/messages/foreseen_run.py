@@ -107,11 +107,12 @@ class Operation(NamedTuple):
     ranks: int = 1  # ranks of the group of a transfer; 1 for others
     where: int = 0  # index in `ForeseenRun.modules`: the module that issues it
     on_host: int = 0  # 1 if the host's processor does it, such as the update of an offloaded optimizer
+    apart: int = 0  # how far the next rank of a transfer's group is, such as 1 for neighbours; 0 if nobody knows
 
     def with_work(self, flops: float, moved: float) -> "Operation":
         """Returns the operation with other work. `_replace` takes three times as long, and a plan has 100,000."""
-        kind, dtype, _, _, ranks, where, on_host = self
-        return Operation(kind, dtype, flops, moved, ranks, where, on_host)
+        kind, dtype, _, _, *others = self
+        return Operation(kind, dtype, flops, moved, *others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +181,13 @@ class ForeseenRun:
         """The ranks over which ZeRO partitions states, and which exchange gradients."""
         # deepspeed/utils/groups.py: under Ulysses, those of all replicas.
         return self.replicas * self.sequence_ranks
+
+    def shares_states(self, operation: Operation) -> bool:
+        """Returns whether the group of a transfer has the ranks that exchange gradients. As many others may share a
+        layer, and are neighbours.
+        """
+        shards = max(1, self.world // self.zero_ranks // self.pipeline_stages)
+        return operation.ranks == self.zero_ranks and operation.apart in (0, shards)
 
     def operations_by_moment(self) -> list[tuple[Moment, tuple[Operation, ...]]]:
         ends = [*(moment.operation for moment in self.moments[1:]), len(self.operations)]

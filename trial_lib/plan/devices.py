@@ -18,15 +18,15 @@ import yaml
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.device.data_sheets import DataSheet, sheet_name, sheet_of
 from zerotune.trial_lib.messages.errors import InputError
-from zerotune.trial_lib.messages.foreseen_run import BFLOAT16_SINCE, OPERATIONS, Operation
+from zerotune.trial_lib.messages.foreseen_run import BFLOAT16_SINCE, OPERATIONS, ForeseenRun, Operation
 
 _GIB, _GIGA, _TERA = 2.0**30, 1e9, 1e12
 _OWN_FILE = Path(__file__).with_name("devices.yaml")
 # In gigabytes a second, and one number without a unit.
 _RATES = ("bandwidth", "link", "network", "to_host", "host_bandwidth", "disk")
 _SIZES = {"memory_gib": "memory", "host_memory_gib": "host_memory"}
-_NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host", "attained", "attention", "capability")
-_OPTIONAL = ("attained", "attention", "capability", "disk")
+_NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host", "attained", "attention", "capability", "on_switch")
+_OPTIONAL = ("attained", "attention", "capability", "disk", "on_switch")
 _KEYS = ("like", "sheet", "teraflops", *_NUMBERS)
 _DTYPES = tuple(each.name for each in fields(DataSheet) if each.name != "multiprocessors")
 
@@ -46,6 +46,7 @@ class DeviceFigures:
     host_bandwidth: float  # of the host's memory, for each device
     host_cores: float  # of the host, for each device
     per_host: int = 8  # devices that its host usually has
+    on_switch: float = 1.0  # devices of a host that share one link to it
     disk: float = 2.5e9  # what the host's NVMe drives read, for each device
     # The share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'
     attained: float = 1.0
@@ -262,16 +263,16 @@ class Group:
         return -(-self.ranks // self.members)
 
 
-def group_of(ranks: int, replicas: int, world: int, cluster: Cluster, stages: int = 1) -> Group:
+def group_of(operation: Operation, run: ForeseenRun, cluster: Cluster) -> Group:
     """Where the ranks of a collective are.
 
     Tensor and sequence parallelism take neighbouring ranks. The replicas of a model then are ranks at a distance, and a
-    host has fewer of a group's ranks than it has devices. A group of as many ranks as `replicas` has them all. All
-    ranks of a pipeline's stage are neighbours (`PipeModelDataParallelTopology` in deepspeed/runtime/pipe/topology.py).
+    host has fewer of a group's ranks than it has devices. All ranks of a pipeline's stage are neighbours
+    (`PipeModelDataParallelTopology` in deepspeed/runtime/pipe/topology.py).
     """
-    shards = max(1, world // max(1, replicas) // stages)
-    members = max(1, cluster.per_host // shards) if ranks == replicas else cluster.per_host
-    return Group(ranks, max(1, min(ranks, members)))
+    shards = max(1, run.world // run.zero_ranks // run.pipeline_stages)
+    apart = operation.apart or (shards if run.shares_states(operation) else 1)
+    return Group(operation.ranks, max(1, min(operation.ranks, cluster.per_host // apart)))
 
 
 def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, efficiencies: Efficiencies) -> float:
@@ -306,8 +307,12 @@ def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, e
 
 
 def copy_seconds(size: float, is_pinned: bool, cluster: Cluster, efficiencies: Efficiencies) -> float:
-    """The seconds of a copy between a device and its host, whose pages are locked if `is_pinned`."""
+    """The seconds of a copy between a device and its host, whose pages are locked if `is_pinned`.
+
+    Ranks copy at the same time, so neighbours share their link.
+    """
     share = efficiencies.to_host.value * (1.0 if is_pinned else _UNLOCKED)
+    share /= min(cluster.device.on_switch, cluster.per_host)
     return _COPY_LATENCY + size / (cluster.device.to_host * share)
 
 

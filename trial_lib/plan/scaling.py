@@ -428,8 +428,6 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
     if run.replicas == 1:
         raise ValueError("a run of one replica does not show what several send to each other")
     share, world = run.replicas / replicas, run.world // run.replicas * replicas
-    # Stages of a pipeline send to each other in the group of all ranks.
-    grown = {run.world: world, run.zero_ranks: replicas * run.sequence_ranks}
     operations: list[Operation] = []
     moments = []
     for moment, stretch in run.operations_by_moment():
@@ -437,7 +435,12 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
         for operation in stretch:
             kind = kind_of(operation)
             if kind in COLLECTIVES:
-                ranks = grown.get(operation.ranks, operation.ranks)
+                ranks = operation.ranks
+                if run.shares_states(operation):
+                    ranks = replicas * run.sequence_ranks
+                elif ranks == run.world:
+                    # Stages of a pipeline send to each other in the group of all ranks.
+                    ranks = world
                 if ranks > 1 or operation.ranks == 1:
                     operations.append(operation._replace(ranks=ranks))
             elif _is_of_a_partition(operation, kind, MOMENTS[moment.name], run):

@@ -105,7 +105,9 @@ def step_of(run: ForeseenRun) -> StepWork:
 
 def _without_reductions(operations: tuple[Operation, ...], run: ForeseenRun) -> tuple[Operation, ...]:
     kinds = ("all_reduce", "reduce_scatter", "broadcast", "to_host")
-    return tuple(each for each in operations if kind_of(each) not in kinds or each.ranks not in (1, run.zero_ranks))
+    return tuple(
+        each for each in operations if kind_of(each) not in kinds or not (each.ranks == 1 or run.shares_states(each))
+    )
 
 
 def loading_seconds(run: ForeseenRun) -> float:
@@ -528,7 +530,7 @@ class _Layer:
 
     def _transfer(self, operation: Operation, kind: str, moment: str) -> None:
         run, timeline, zero = self._run, self._timeline, self._zero
-        group = group_of(operation.ranks, run.zero_ranks, run.world, self._cluster, run.pipeline_stages)
+        group = group_of(operation, run, self._cluster)
         seconds = collective_seconds(kind, operation.moved, group, self._cluster, self._constants)
         self._busy["network" if group.hosts > 1 else "link"] += seconds
         self._busy["collective"] += self._constants.collective.value
@@ -547,7 +549,7 @@ class _Layer:
             timeline.wait(end, part)
 
     def _part(self, operation: Operation, kind: str, moment: str) -> str:
-        of_states = operation.ranks == self._run.zero_ranks
+        of_states = self._run.shares_states(operation)
         if moment == "update":
             return "gathering" if kind in ("all_gather", "broadcast") else "reducing"
         if not of_states or kind in ("all_to_all", "send"):

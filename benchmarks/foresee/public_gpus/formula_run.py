@@ -31,9 +31,11 @@ class _Log:
     def begin(self, name: str, micro_batch: int) -> None:
         self.moments.append(Moment(MOMENTS.index(name), 1, micro_batch, 0, len(self.operations)))
 
-    def add(self, kind: str, dtype: str, flops: float, moved: float, ranks: int = 1, on_host: int = 0) -> None:
+    def add(
+        self, kind: str, dtype: str, flops: float, moved: float, ranks: int = 1, on_host: int = 0, apart: int = 0
+    ) -> None:
         index = DTYPES.index(dtype)
-        self.operations.append(Operation(_KIND[kind], index, flops, moved, ranks, self.module, on_host))
+        self.operations.append(Operation(_KIND[kind], index, flops, moved, ranks, self.module, on_host, apart))
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ def _layer(log: _Log, shapes: _Shapes, backward: bool = False) -> None:
 def _exchange(log: _Log, shapes: _Shapes, size: float, count: int, kind: str) -> None:
     for _ in range(count):
         ranks = shapes.shards if kind == "all_reduce" else shapes.sequence
-        log.add(kind, shapes.half, 0.0, size, ranks)
+        log.add(kind, shapes.half, 0.0, size, ranks, apart=1)
 
 
 def _attention(log: _Log, shapes: _Shapes, backward: bool) -> None:

@@ -57,6 +57,14 @@ def test_groups_of_tensor_parallelism_stay() -> None:
     assert more.world == 16
 
 
+def test_a_group_of_tensor_parallelism_of_as_many_ranks_as_replicas_stays_and_carries_no_states() -> None:
+    shared, of_states = (carried(0.5, "all_reduce", 4)._replace(apart=apart) for apart in (1, 4))
+    run = run_of(("backward", [shared, of_states]), world=16, replicas=4)
+    assert [each.ranks for each in at_world(run, 8).operations] == [4, 8]
+    parts = planned_step(run, Cluster(device=DEVICE, hosts=1, per_host=16), EXACT).parts
+    assert parts["exchanging"] == pytest.approx(parts["reducing"])
+
+
 def test_groups_of_ranks_that_share_a_sample_stay_and_those_with_all_states_grow() -> None:
     """Under Ulysses ZeRO partitions over the ranks of all replicas."""
     work = [carried(0.5, "all_to_all", 2), carried(0.5, "all_gather", 8)]

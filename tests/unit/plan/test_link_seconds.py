@@ -1,5 +1,6 @@
 import pytest
 
+from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, Operation
 from zerotune.trial_lib.plan.devices import (
     Cluster,
     Constant,
@@ -14,6 +15,10 @@ from zerotune.trial_lib.plan.devices import (
 ALL = Efficiencies(link=Constant(1.0, 0.1), network=Constant(1.0, 0.1), to_host=Constant(1.0, 0.1))
 TWO_HOSTS = Cluster(device=known_devices()["h100-80gb"], hosts=2, per_host=8)
 GIGA = 1e9
+
+
+def group(ranks: int, apart: int = 0, **of_run: int) -> Group:
+    return group_of(Operation(0, 0, 0.0, 1.0, ranks, apart=apart), ForeseenRun(world=16, **of_run), TWO_HOSTS)
 
 
 def test_a_ring_within_a_host_is_bound_by_its_link() -> None:
@@ -55,7 +60,13 @@ def test_a_rank_sends_over_its_own_link_or_adapter() -> None:
 def test_replicas_under_tensor_parallelism_are_apart_and_others_are_neighbours(
     ranks: int, replicas: int, members: int
 ) -> None:
-    assert group_of(ranks, replicas, 16, TWO_HOSTS) == Group(ranks, members)
+    assert group(ranks, replicas=replicas) == Group(ranks, members)
+
+
+def test_as_many_neighbours_as_replicas_are_told_from_these() -> None:
+    """Four ranks share a layer, and four replicas of it lie four ranks apart."""
+    assert group(4, 1, replicas=4) == Group(4, 4)
+    assert group(4, 4, replicas=4) == Group(4, 2)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +75,19 @@ def test_replicas_under_tensor_parallelism_are_apart_and_others_are_neighbours(
     ids=["two stages", "four stages", "with pairs"],
 )
 def test_replicas_of_a_stage_of_a_pipeline_are_neighbours(replicas: int, stages: int, members: int) -> None:
-    assert group_of(replicas, replicas, 16, TWO_HOSTS, stages) == Group(replicas, members)
+    assert group(replicas, replicas=replicas, pipeline_stages=stages) == Group(replicas, members)
 
 
 def test_pages_that_are_not_locked_are_slower() -> None:
     locked, not_locked = (copy_seconds(GIGA, pinned, TWO_HOSTS, ALL) for pinned in (True, False))
     assert locked == pytest.approx(1 / 64, rel=0.01)
     assert not_locked > 2 * locked
+
+
+def test_devices_on_one_switch_share_the_link_to_their_host() -> None:
+    device = known_devices()["a100-80gb"]
+    one, two, eight = (
+        copy_seconds(GIGA, True, Cluster(device=device, hosts=1, per_host=count), ALL) for count in (1, 2, 8)
+    )
+    assert one == pytest.approx(1 / 32, rel=0.01)
+    assert two == eight == pytest.approx(2 * one, rel=0.01)

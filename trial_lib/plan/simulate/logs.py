@@ -320,8 +320,8 @@ class OperationLog:
     def __init__(self) -> None:
         self.dtypes: list[str] = []  # `tf32` stands for 32-bit numbers that are multiplied in it
         self.modules: list[str] = [""]
-        # Kind, dtype, FLOPs, bytes, ranks, module, on host.
-        self.rows: list[tuple[int, int, float, float, int, int, int]] = []
+        # Kind, dtype, FLOPs, bytes, ranks, module, on host, and how far ranks are apart.
+        self.rows: list[tuple[int, int, float, float, int, int, int, int]] = []
         self._index: dict[int, int] = {}
         self._stack: list[int] = [0]
 
@@ -332,16 +332,18 @@ class OperationLog:
         kind, dtype, flops, moved, on_host = cost
         if (allowed := _TF32.get(kind)) and self.dtypes[dtype] == "float32" and not on_host and allowed():
             dtype = self._index_of("tf32")
-        row = (kind, dtype, flops, moved, 1, self._stack[-1], on_host)
-        changed = [(INDEX["copy"], dtype, 0.0, flops, 1, row[-2], 1)] if kind in _COPIES and flops else []
+        row = (kind, dtype, flops, moved, 1, self._stack[-1], on_host, 0)
+        changed = [(INDEX["copy"], dtype, 0.0, flops, 1, row[5], 1, 0)] if kind in _COPIES and flops else []
         self.rows += [row, *changed] if kind == INDEX["to_host"] else [*changed, row]
 
     def cost(self, func: Any, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> Any:
         return cost_of(func, args, kwargs, inputs, made, out, self.dtypes)
 
-    def transfer(self, kind: str, tensor: torch.Tensor, moved: float, ranks: int) -> None:
+    def transfer(self, kind: str, tensor: torch.Tensor, moved: float, ranks: Sequence[int]) -> None:
         """Notes a transfer between ranks, with the bytes of the whole tensor on this rank."""
-        self._add(kind, self.dtype(tensor), moved, ranks=ranks)
+        apart = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+        row = (INDEX[kind], self.dtype(tensor), 0.0, float(moved), len(ranks), self._stack[-1], 0, apart)
+        self.rows.append(row)
 
     def work(self, kind: str, tensor: torch.Tensor, flops: float, moved: float, on_host: bool) -> None:
         """Notes the work of a kernel that is not torch's."""
@@ -359,8 +361,8 @@ class OperationLog:
         """Notes that the program waits for all that it began to read, or to write."""
         self._add(kind, 0, 0)
 
-    def _add(self, kind: str, dtype: int, moved: float, flops: float = 0.0, ranks: int = 1, on_host: int = 0) -> None:
-        self.rows.append((INDEX[kind], dtype, flops, float(moved), ranks, self._stack[-1], on_host))
+    def _add(self, kind: str, dtype: int, moved: float, flops: float = 0.0, on_host: int = 0) -> None:
+        self.rows.append((INDEX[kind], dtype, flops, float(moved), 1, self._stack[-1], on_host, 0))
 
     def dtype(self, tensor: torch.Tensor) -> int:
         return self._index_of(str(tensor.dtype).removeprefix("torch."))

@@ -329,7 +329,7 @@ def note_transfer(func: Any, args: Any, operations: OperationLog) -> None:
     tensors = tensors_in(args[position])
     if tensors:
         moved = sum(each.numel() * each.element_size() for each in tensors)
-        operations.transfer(kind, tensors[0], moved, _group_size(args))
+        operations.transfer(kind, tensors[0], moved, _group_of(args))
 
 
 def pretend_collective(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory: MemoryLog) -> Any:
@@ -374,7 +374,7 @@ def _exchange(args: Any) -> None:
     received, given = args[:2]
     if isinstance(given, torch.Tensor):
         sizes = args[4]
-        first = sizes[0] if sizes else len(given) // max(1, _group_size(args))
+        first = sizes[0] if sizes else len(given) // len(_group_of(args))
         known = known_numbers.known_numbers(given) if isinstance(given, FakeTensor) else given
         if known is None:
             known_numbers.forget(received)
@@ -393,11 +393,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for each in inner for tensor in tensors_in(each)]
 
 
-def _group_size(args: Any) -> int:
+def _group_of(args: Any) -> Sequence[int]:
+    # The ranks of a collective's group.
     for each in args:
         if isinstance(each, torch.ScriptObject):
             try:
-                return int(ProcessGroup.unbox(each).size())
+                return torch.distributed.get_process_group_ranks(ProcessGroup.unbox(each))
             except (RuntimeError, TypeError):
                 continue
-    return 1
+    return (0,)
