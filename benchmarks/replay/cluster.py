@@ -91,7 +91,12 @@ class ClusterWorld(World):
         initialized = self._cluster.initialized_bytes(zero)
         room = DEVICE_BYTES - CONTEXT_BYTES - initialized - constant
         size = max(1, min(self.largest_size, int(room / (sample - constant))))
-        seconds = self._cluster.step_seconds(zero, size, 1) * self._off("planned speed", name, _PLAN_SPEED)
+        off = self._off("planned speed", name, _PLAN_SPEED)
+        # As a plan times them: some of those that fit, the largest among them.
+        sizes = [*(each for each in self.grid if each < size), size][-1:-8:-2]
+        speeds = {
+            each: each * self._cluster.devices / (self._cluster.step_seconds(zero, each, 1) * off) for each in sizes
+        }
         base = self.problem.base_config
         foreseen = ForeseenArm(
             ds_config=overwrite_deepspeed_config(base, knobs),
@@ -99,8 +104,12 @@ class ClusterWorld(World):
             backward=SizeLine(constant, sample - constant),
             update=SizeLine(constant),
         )
-        speed = size * self._cluster.devices / seconds if room > 0 else 0.0
-        return foreseen, ExpectedArm(key=key_of(arm, base), label=name, micro_batch=size, samples_per_s=speed)
+        if room <= 0:
+            return foreseen, ExpectedArm(key=key_of(arm, base), label=name)
+        speed = speeds[size]
+        return foreseen, ExpectedArm(
+            key=key_of(arm, base), label=name, micro_batch=size, samples_per_s=speed, speeds=speeds
+        )
 
     @property
     def grid(self) -> Sequence[int]:

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import permutations
 from statistics import NormalDist
 from typing import Any
@@ -117,9 +117,16 @@ class Evaluation:
         return fastest, steps[fastest]
 
     def step(self, micro_batch: int) -> PlannedStep:
-        accumulation = max(1, self.policy.accumulation(micro_batch))
-        run = self.runs.step_at(self.policy.data_parallel_size, micro_batch, accumulation)
-        return planned_step(run, self.asked.cluster)
+        if micro_batch not in self._steps:
+            accumulation = max(1, self.policy.accumulation(micro_batch))
+            run = self.runs.step_at(self.policy.data_parallel_size, micro_batch, accumulation)
+            self._steps[micro_batch] = planned_step(run, self.asked.cluster)
+        return self._steps[micro_batch]
+
+    @cached_property
+    def _steps(self) -> dict[int, PlannedStep]:
+        # Those that were asked for, by micro-batch.
+        return {}
 
     def planned(self) -> PlannedArm:
         arm = self.runs.arm
@@ -150,6 +157,7 @@ class Evaluation:
             # Then the states are divided anew.
             is_scaled=self.policy.data_parallel_size != self.runs.small.replicas,
             runs=self.runs.names,
+            speeds={size: self._steps[size].samples_per_s for size in sorted(self._steps)},
             **({} if step is None else self._speed(step)),
         )
 
@@ -202,10 +210,9 @@ def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], PlannedStep]
     So more of it is spent with filling and draining the pipeline. The speed rises up to one size, and falls from there
     on.
     """
-    timed = cache(step)
 
     def speed(size: int) -> float:
-        return timed(size).samples_per_s
+        return step(size).samples_per_s
 
     best = sizes[-1]
     while (halves := [each for each in sizes if 2 * each <= best]) and speed(halves[-1]) >= speed(best):
@@ -215,7 +222,7 @@ def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], PlannedStep]
         each for each in (place - 1, place + 1) if 0 <= each < len(sizes) and speed(sizes[each]) > speed(sizes[place])
     ]:
         place = max(faster, key=lambda each: speed(sizes[each]))
-    return sizes[place], timed(sizes[place])
+    return sizes[place], step(sizes[place])
 
 
 def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:

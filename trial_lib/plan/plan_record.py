@@ -73,6 +73,8 @@ class PlannedArm(_Foreseen):
     micro_batch: _Count = 1  # samples
     accumulation: _Count = 1  # micro-batches of an optimizer step
     samples_per_s: PlannedRange | None = None  # over all devices. None if it does not fit.
+    # The same at each micro-batch (samples) that was timed
+    speeds: dict[int, float] = Field(default_factory=dict)
     tokens_per_s: PlannedRange | None = None  # over all devices. None if the batches show no tokens.
     mfu: PlannedRange | None = None  # the share of the device's rate of dense products. None if that is not known.
     without_loading: float | None = None  # samples a second over all devices if none waits for data; None if none does
@@ -105,15 +107,9 @@ class PlannedArm(_Foreseen):
         return self
 
     def without_speed(self) -> "PlannedArm":
-        gone = {
-            "samples_per_s": None,
-            "tokens_per_s": None,
-            "mfu": None,
-            "cost": None,
-            "without_loading": None,
-            "apart": 1.0,
-        }
-        return self.model_copy(update={**gone, "seconds": {}, "hidden_s": 0.0, "time_bound": ""})
+        gone = {"samples_per_s": None, "tokens_per_s": None, "mfu": None, "cost": None, "without_loading": None}
+        emptied = {"speeds": {}, "seconds": {}, "hidden_s": 0.0, "time_bound": "", "apart": 1.0}
+        return self.model_copy(update={**gone, **emptied})
 
     @property
     def is_likely(self) -> bool:

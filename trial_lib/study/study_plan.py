@@ -120,6 +120,7 @@ class StudyPlan:
                 label=arm.label,
                 micro_batch=arm.micro_batch,
                 samples_per_s=0.0 if arm.samples_per_s is None else arm.samples_per_s.value,
+                speeds=arm.speeds,
                 is_first=bool(self.devices.best) and arm.label == self.devices.best,
                 no_room=self._no_room(arm),
                 switches=frozenset(switches_of(arm.ds_config or arm.knobs)),

@@ -64,6 +64,8 @@ def test_a_tie_under_the_loaders_limit_goes_to_what_was_typed() -> None:
     for size in (1, 2, 4, 8):
         row = _bound_by_loading((size, 8 // size)).planned()
         assert (row.micro_batch, row.accumulation, row.is_typed) == (size, 8 // size, True)
+        assert row.samples_per_s is not None
+        assert row.speeds[size] == row.samples_per_s.value
     assert not _bound_by_loading((4, 1)).planned().is_typed
 
 

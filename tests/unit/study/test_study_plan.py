@@ -43,7 +43,7 @@ def arm(label, micro_batch, stage, **more):
 
 def devices(name, memory, nodes=1, per_node=8, **more):
     arms = (
-        arm("z3", 4, 3, runs=("z3-mbs1-of8", "z3-mbs2-of8")),
+        arm("z3", 4, 3, runs=("z3-mbs1-of8", "z3-mbs2-of8"), speeds={1: 10.0, 4: 20.0}),
         arm("z2", 2, 2),
         arm("z3-offload-optimizer", 4, 3, runs=("z3-offload-optimizer-mbs4-of8",)),
         arm("z0", 0, 0, peak=span(128 * GIB, 0.05)),
@@ -104,6 +104,9 @@ def test_the_arms_come_in_the_plans_order_and_those_without_room_say_why(opened)
         "it needs 128.0 GiB of 79.1 GiB on h100-80gb."
     )
     assert plan.expected[0].key == arm_key({**CONFIG, "zero_optimization": {"stage": 3}})
+    # Of a plan's sizes that were timed, a search knows how fast each is.
+    assert plan.expected[0].speeds == {1: 10.0, 4: 20.0}
+    assert plan.expected[0].curve[0] == [1, 4]
     (said,) = plan.told()
     assert "for these devices. It tries z3 first, with a micro-batch of 4" in said
 
