@@ -15,19 +15,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from multiprocessing import Pool
 from pathlib import Path
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import Any
 
-from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.replay.megatron import Launch
 from benchmarks.replay.world import World
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
 from zerotune.trial_lib.messages.measurement import Memory, ModelProfile
 from zerotune.trial_lib.messages.turned import CHECKPOINTING
-from zerotune.trial_lib.plan.fits import outside_pytorch
+from zerotune.trial_lib.plan.evaluation import SAFE
+from zerotune.trial_lib.plan.fits import PROGRAM_ERROR
+from zerotune.trial_lib.plan.plan_record import LIKELY
 from zerotune.trial_lib.records.candidate import Candidate
 from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.search.adaptive import AdaptiveSearch
@@ -41,9 +43,9 @@ GRIDS = Path(__file__).parent / "tables" / "grids.jsonl.gz"
 RESULTS = Path(__file__).parents[1] / "results" / "replay_grids.json"
 BUDGETS = (5, 10, 20)
 _DRAWS = 200  # random orders
+_WIDE = 1.645  # deviations to either end of a 90 % interval
 # A world with fewer launches leaves nothing to search.
 _FEWEST = 20
-_NO_ROOM = 1e15  # bytes of what cannot run
 # The program's switches: the options of a launch, by their places.
 _TENSOR, _PIPELINE, _SEQUENCE, _KERNEL = "--tensor", "--pipeline", "--sequence-parallel", "--kernel"
 _NEEDED = ("params", "layers", "hidden", "heads", "ffn", "vocab", "seq_len", "micro_batch", "grad_accum", "gpus")
@@ -69,20 +71,20 @@ class GridWorld(World):
         self.largest_size = max(size for _, size in self.launches)
         self.problem = self._problem(first, space)
         self.submitted = self.candidate(space.arms[0].knobs, 1)
+        # What its code refuses is in no plan.
+        self.offered = {place: each for place, each in self.launches.items() if each.is_possible or not is_planned}
         if is_planned:
             self._plan()
 
     def _problem(self, row: Mapping[str, Any], space: SearchSpace) -> SearchProblem:
-        cluster = cluster_of(row)
-        assert cluster is not None, "the grids have known devices"
-        outside = outside_pytorch(row["gpus"], cluster.per_host).mean
         typed = Launch({**row, "micro_batch": 1, "grad_accum": 1})
+        self._outside = typed.outside
         profile = ModelProfile(
             num_params=row["params"],
             trainable_num_params=row["params"],
             linear_params=row["params"],
             activation_mem_per_gpu=int(typed.activations),
-            gpu_mem=int(cluster.device.memory - outside),
+            gpu_mem=int(typed.cluster.device.memory - typed.outside),
             data_parallel_size=typed.replicas,
             flops_per_sample=6.0 * row["params"] * row["seq_len"],
             layer_count=row["layers"],
@@ -104,30 +106,48 @@ class GridWorld(World):
         for place, arm in enumerate(self.problem.space.arms):
             sizes = [size for of_arm, size in self.launches if of_arm == place]
             launches = {size: self.launches[place, size] for size in sizes}
-            kept = SizeLine.near({size: each.activations for size, each in launches.items()})
-            one = next(iter(launches.values()))
-            states = one.states if one.is_possible else _NO_ROOM
+            possible = {size: each for size, each in launches.items() if each.is_possible} or launches
+            # Arms have other groups of ranks. What those take beyond the room of the typed ones counts as states.
+            needed = {size: each.needed + each.outside - self._outside for size, each in possible.items()}
+            states = min(each.states for each in possible.values())
+            kept = SizeLine.near({size: its - states for size, its in needed.items()})
             config = overwrite_deepspeed_config(self.problem.base_config, arm.knobs)
             foreseen.append(
                 ForeseenArm(ds_config=config, initialize=SizeLine(states), backward=kept, update=SizeLine(0.0))
             )
-            speeds = {size: each.samples_per_s for size, each in launches.items()}
-            fastest = max(sizes, key=speeds.__getitem__)
+            # As a plan says it: the speeds of what fits, and the fastest that surely does. What surely has no room is
+            # not tried.
+            speeds = {size: launches[size].samples_per_s for size in sizes if self.is_planned_to_fit((place, size))}
+            surely = [size for size in speeds if self.chance((place, size)) >= SAFE]
+            fastest = max(surely or speeds, key=speeds.__getitem__, default=min(sizes))
+            if min(needed.values()) * (1 - _WIDE * PROGRAM_ERROR) > self.problem.profile.gpu_mem:
+                self.offered = {each: of_it for each, of_it in self.offered.items() if each[0] != place}
             expected.append(
                 ExpectedArm(
                     key=key_of(arm, self.problem.base_config, switches),
                     label=arm.label,
                     micro_batch=fastest,
-                    samples_per_s=speeds[fastest],
+                    samples_per_s=speeds.get(fastest, 0.0),
                     switches=switches,
                     speeds=speeds,
                 )
             )
+        surely = [
+            place for place, _ in enumerate(expected) if self.chance((place, expected[place].micro_batch)) >= SAFE
+        ]
+        best = max(surely or range(len(expected)), key=lambda place: expected[place].samples_per_s)
+        expected[best] = replace(expected[best], is_first=True)
         self.problem = replace(self.problem, foreseen=tuple(foreseen), expected=tuple(expected))
 
-    def is_planned_to_fit(self, place: Place) -> bool:
+    def chance(self, place: Place) -> float:
+        """Returns the foreseen probability that a launch has room."""
         launch = self.launches[place]
-        return launch.is_possible and launch.states + launch.activations <= self.problem.profile.gpu_mem
+        needed = launch.needed + launch.outside - self._outside
+        found = NormalDist(needed, PROGRAM_ERROR * needed).cdf(self.problem.profile.gpu_mem)
+        return found if launch.is_possible else 0.0
+
+    def is_planned_to_fit(self, place: Place) -> bool:
+        return self.chance(place) >= LIKELY
 
     @property
     def grid(self) -> Sequence[int]:
@@ -172,7 +192,7 @@ class _AmongLaunches(AdaptiveSearch):
 
     def __init__(self, settings: AdaptiveSettings, world: GridWorld) -> None:
         super().__init__(settings, world.problem)
-        self._launches = world.launches
+        self._launches = world.offered
 
     def _untried(self, points: Iterable[Point]) -> list[Point]:
         return [point for point in super()._untried(points) if (point.arm, point.size) in self._launches]
@@ -280,6 +300,49 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
     }
 
 
+def told_apart(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns how many launches failed by code that refuses them, not for memory, and perhaps for it.
+
+    Memory is no reason if one that needs at least as much ran: with as many samples or more at a time, and with states
+    divided over as many ranks or fewer.
+    """
+    ran = defaultdict(list)
+    for row in rows:
+        if row["outcome"] == "completed":
+            ran[_kind(row)].append(row)
+    found = dict.fromkeys(("of code", "not of memory", "perhaps of memory", "perhaps of memory, foreseen"), 0)
+    for row in rows:
+        if row["outcome"] == "completed":
+            continue
+        launch = Launch(row)
+        if not launch.is_possible:
+            found["of code"] += 1
+        elif any(_needs_as_much(other, row) for other in ran[_kind(row)]):
+            found["not of memory"] += 1
+        else:
+            found["perhaps of memory"] += 1
+            found["perhaps of memory, foreseen"] += launch.needed + launch.outside > launch.cluster.device.memory
+    return found
+
+
+def _kind(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = ("model", "seq_len", "tensor_parallel", "pipeline_parallel", "activation_checkpointing", "kernel")
+    return (*map(row.get, names), bool(row.get("megatron_sequence_parallel")))
+
+
+def _needs_as_much(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    mine, its = Launch(one), Launch(other)
+    divides_less = one["zero_stage"] == 0 or (other["zero_stage"] == 1 and mine.replicas <= its.replicas)
+    # Of one replica no gradients are copied, and fewer micro-batches than stages are on their way.
+    as_many = min(mine.stages, mine.accumulation) >= min(its.stages, its.accumulation)
+    return (
+        one["micro_batch"] >= other["micro_batch"]
+        and divides_less
+        and as_many
+        and (mine.replicas > 1) >= (its.replicas > 1)
+    )
+
+
 def median_mean_worst(values: Sequence[float]) -> list[float]:
     return [round(median(values), 4), round(fmean(values), 4), round(max(values), 4)]
 
@@ -311,10 +374,11 @@ def main() -> None:
             }
             for method in next(iter(worlds.values()))["methods"]
         },
+        "failures": told_apart(list(chain.from_iterable(read_worlds(arguments.rows).values()))),
         "said_to_fit": [sum(each["said_to_fit"][place] for each in worlds.values()) for place in (0, 1)],
         "said_not_to_fit": [sum(each["said_not_to_fit"][place] for each in worlds.values()) for place in (0, 1)],
     }
-    print(json.dumps({name: record[name] for name in ("all_worlds", "said_to_fit", "said_not_to_fit")}))
+    print(json.dumps({name: record[name] for name in ("all_worlds", "failures", "said_to_fit", "said_not_to_fit")}))
     arguments.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

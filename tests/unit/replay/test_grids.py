@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.replay.grids import GRIDS, GridWorld, by_adaptive, figures_of, read_worlds
+from benchmarks.replay import megatron
+from benchmarks.replay.grids import GRIDS, GridWorld, by_adaptive, figures_of, read_worlds, told_apart
 from benchmarks.replay.megatron import Launch
 from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.search.base import expected_costs, expected_curves, key_of
@@ -55,7 +56,9 @@ def test_a_launch_ends_as_it_did_and_nothing_else_is_asked_for():
     assert figures["regret"]["10"] == 0.0
 
 
-def test_a_launch_that_may_not_fit_is_made_once_safer_ones_have_little_to_gain():
+def test_a_launch_that_may_not_fit_is_made_once_safer_ones_have_little_to_gain(monkeypatch):
+    # With what the allocator cannot use, the plan says that the fastest launch there does not fit.
+    monkeypatch.setattr(megatron, "_PIECES", 1.0)
     rows = read_worlds(GRIDS)["LLaMA-13B (128k vocabulary)", 32, 2048, 2048]
     world = GridWorld(rows)
     figures = figures_of(world, [by_adaptive(world, 10)])
@@ -96,3 +99,45 @@ def test_more_parallelism_than_the_work_needs_is_foreseen_slower():
     assert speeds == sorted(speeds, reverse=True)
     few, many = (Launch(launch(pipeline=4, size=size)).samples_per_s for size in (64, 4))
     assert few < many  # a pipeline of few micro-batches waits while it fills
+
+
+def layers_of(**row):
+    return [list(parts).count("layer") for parts in Launch(launch(**row))._by_stage]
+
+
+def test_a_framework_divides_a_model_into_stages_as_its_code_does():
+    """In nanotron a large vocabulary counts as four layers, and in Aleph Alpha's code the embedding as one."""
+    assert layers_of(pipeline=4, framework="nanotron") == [6, 5, 5, 0]
+    assert layers_of(pipeline=4, framework="AA-Scaling") == [4, 5, 5, 2]
+    assert layers_of(pipeline=4) == [4, 4, 4, 4]
+    assert Launch(launch(pipeline=4, size=64, framework="nanotron")).is_possible is False  # two micro-batches
+    assert Launch(launch(pipeline=8, framework="nanotron")).is_possible
+
+
+def test_a_stage_without_a_part_of_the_model_cannot_run():
+    """So ended all but one of the recorded launches of that kind."""
+    rows = [row for rows in read_worlds(GRIDS).values() for row in rows if "nanotron" in row["framework"]]
+    empty = [row for row in rows if not all(Launch(row)._by_stage)]
+    assert len(empty) > 100
+    assert sum(row["outcome"] == "completed" for row in empty) <= 1
+
+
+def test_whole_logits_need_memory_that_tensor_parallelism_does_not_divide():
+    gathered, divided = (
+        Launch(launch(tensor=4, size=8, framework=framework)).activations for framework in ("AA-Scaling", "nanotron")
+    )
+    logits = 14 * 8 * 4096 * 131_072
+    assert divided < logits < gathered
+
+
+def test_failures_are_told_apart():
+    failed = {"outcome": "out_of_memory"}
+    rows = [
+        launch(size=4, framework="nanotron"),
+        launch(size=2, framework="nanotron", **failed),
+        launch(size=8, framework="nanotron", **failed),
+        launch(size=64, pipeline=8, framework="nanotron", **failed),
+    ]
+    found = told_apart(rows)
+    assert (found["not of memory"], found["perhaps of memory"]) == (1, 1)
+    assert found["of code"] == 1
