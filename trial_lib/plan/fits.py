@@ -89,10 +89,10 @@ def workspaces(capability: float = 8.0) -> tuple[int, ...]:
 # The widths of intervals. `benchmarks/foresee/public_gpus/fit_memory.py` finds the next three from public peaks, and
 # judges them by sources that are left out. Programs were rebuilt from facts there, so one's own run may be nearer.
 
-PROGRAM_ERROR = 0.114
+PROGRAM_ERROR = 0.087
 """Standard deviation of the allocated peak, as a share."""
 
-PIECES_ERROR = 0.715
+PIECES_ERROR = 0.999
 """Standard deviation of the memory that the allocator cannot use, as a share of all that it reserves beyond the peak.
 
 Another order of allocations leaves other pieces.
@@ -181,7 +181,6 @@ class PeakForecast:
 
 
 def interval(number: Uncertain) -> tuple[float, float]:
-    """The ends of the 90 % interval."""
     return max(0.0, number.mean - _WIDTH * number.deviation), number.mean + _WIDTH * number.deviation
 
 
