@@ -190,8 +190,6 @@ def _peaks(name: str, entry: Mapping[str, Any], where: str) -> dict[str, float] 
 
 @dataclass(frozen=True)
 class Constant:
-    """A positive number that is not known exactly."""
-
     value: float  # its median
     spread: float  # the standard deviation of its logarithm, from device to device and model to model
 

@@ -272,7 +272,6 @@ def _speed(row: PlannedArm) -> float:
 
 
 def host_likelihood(held: float, asked: AskedDevices) -> float:
-    """The probability that a host has room for the bytes that each of its ranks keeps there."""
     return 1.0 if held <= 0 else NormalDist(held, _HOST_ERROR * held).cdf(host_room(asked))
 
 

@@ -300,7 +300,6 @@ class PlanRecord(_Foreseen):
 class PlanPaths(AnswerFolder):
     @property
     def record(self) -> Path:
-        """The plan itself (`PlanRecord` as JSON)."""
         return self.root / "plan.json"
 
     @property
@@ -477,8 +476,6 @@ _RIGHT = 0.005
 
 
 class PlannedTrial(FrozenRecord):
-    """One trial that a plan foresaw."""
-
     number: int  # of the trial
     label: str  # of its arm, such as `z3-offload-optimizer`
     micro_batch: int  # samples
@@ -503,8 +500,6 @@ class PlannedTrial(FrozenRecord):
 
 
 class PlannedTrials(FrozenRecord):
-    """The trials of a study that a plan foresaw."""
-
     plan_id: str  # of the plan
     devices: str  # that it was for, such as `h100-80gb:8`
     is_here: bool = False  # whether the study ran on devices of that kind, so that speeds can be compared

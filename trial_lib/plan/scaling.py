@@ -501,7 +501,6 @@ class ArmRuns:
 
     @property
     def stopped(self) -> str:
-        """Why the arm cannot be foreseen; empty if it was."""
         return self.small.stopped
 
     @property

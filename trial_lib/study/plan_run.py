@@ -251,7 +251,6 @@ class Simulator:
             starter.end()
 
     def stop(self) -> None:
-        """Ends all runs and the fork server."""
         with self._starting:
             self._is_closed = True
             starter = self._starter

@@ -81,7 +81,6 @@ class ArmSimulation:
         return self._thread is not None and self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Ends the runs, and does not wait for that."""
         self._starter.end()
 
     def end(self) -> tuple[ForeseenArm, ...]:

@@ -83,8 +83,6 @@ _SAME_WORK = 2.0
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A plan as a study on some slots uses it."""
-
     record: PlanRecord  # of the plan. It has the devices that are nearest to the slots, and no others.
     runs: Mapping[str, ArmRuns]  # the foreseen runs by the arm's label. Empty if the plan came without them.
     slots: int  # devices of a trial
@@ -237,7 +235,6 @@ def devices_for(record: PlanRecord, host: Host, slots: int) -> tuple[PlannedDevi
 
 
 def plan_for(record: PlanRecord, host: Host, slots: int) -> PlanRecord:
-    """The plan with nothing but the devices that are nearest to some slots."""
     devices, _ = devices_for(record, host, slots)
     return record.model_copy(update={"devices": (devices,), "best": 0 if devices.best else None})
 

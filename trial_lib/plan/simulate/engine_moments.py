@@ -39,7 +39,6 @@ _MOMENTS = {
 
 
 def is_pipeline(engine: Any) -> bool:
-    """Whether an engine executes a schedule of instructions."""
     return hasattr(engine, "_INSTRUCTION_MAP")
 
 
@@ -253,7 +252,6 @@ class EngineMoments:
             self._begin(logs.INITIALIZE if before == logs.INITIALIZE else logs.BETWEEN)
 
     def pass_back(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """A backward pass that bypasses the engine."""
         if self._moment == logs.BACKWARD or not self._waits:
             return original(*args, **kwargs)
         self._begin(logs.BACKWARD)

@@ -50,12 +50,10 @@ _OVERWRITTEN = "_foreseen_overwritten"
 
 
 def is_known(fake: torch.Tensor) -> bool:
-    """Whether a fake tensor has its numbers beside it."""
     return _KNOWN in vars(fake)
 
 
 def known_numbers(fake: torch.Tensor) -> torch.Tensor | None:
-    """The real tensor behind a fake one."""
     found: torch.Tensor | None = vars(fake).get(_KNOWN)
     if found is not None and hasattr(found.untyped_storage(), _OVERWRITTEN):
         return None
@@ -303,7 +301,6 @@ def real_of(value: Any, otherwise: Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def leaves(values: Sequence[Any]) -> list[Any]:
-    """All values in lists, tuples and dictionaries."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, (list, tuple)):
@@ -316,7 +313,6 @@ def leaves(values: Sequence[Any]) -> list[Any]:
 
 
 def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Replaces everything of a kind in a value's lists, tuples and dictionaries."""
     if isinstance(value, kind):
         return change(value)
     if type(value) in (list, tuple):

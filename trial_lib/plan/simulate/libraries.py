@@ -344,8 +344,6 @@ _SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token
 
 
 class _Texts:
-    """Ends the texts in the making, and gives them their tokens."""
-
     def __init__(self) -> None:
         self._tokens = 0
         self._is_long_enough = False

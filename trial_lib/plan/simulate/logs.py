@@ -128,7 +128,6 @@ class MemoryLog:
         return self._add(size, TEMPORARY, place)
 
     def passed(self, number: int) -> None:
-        """Notes the end of such a block."""
         self._events.append(-number - 1)
 
     def name(self, tensor: Any, kind: int) -> None:
@@ -210,7 +209,6 @@ _CAUSAL_MASKS = (1, 2)
 
 
 def class_of(name: str) -> int:
-    """The class of an operator of torch, as an index in `OPERATIONS`."""
     for kind, parts in _PARTS:
         if any(part in name for part in parts):
             return INDEX[kind]
@@ -320,8 +318,8 @@ class OperationLog:
     def __init__(self) -> None:
         self.dtypes: list[str] = []  # `tf32` stands for 32-bit numbers that are multiplied in it
         self.modules: list[str] = [""]
-        # Kind, dtype, FLOPs, bytes, ranks, module, on host, and how far ranks are apart.
-        self.rows: list[tuple[int, int, float, float, int, int, int, int]] = []
+        # Kind, dtype, FLOPs, bytes, ranks, module, on host; for a transfer also how far ranks are apart.
+        self.rows: list[tuple[Any, ...]] = []
         self._index: dict[int, int] = {}
         self._stack: list[int] = [0]
 
@@ -332,8 +330,8 @@ class OperationLog:
         kind, dtype, flops, moved, on_host = cost
         if (allowed := _TF32.get(kind)) and self.dtypes[dtype] == "float32" and not on_host and allowed():
             dtype = self._index_of("tf32")
-        row = (kind, dtype, flops, moved, 1, self._stack[-1], on_host, 0)
-        changed = [(INDEX["copy"], dtype, 0.0, flops, 1, row[5], 1, 0)] if kind in _COPIES and flops else []
+        row = (kind, dtype, flops, moved, 1, self._stack[-1], on_host)
+        changed = [(INDEX["copy"], dtype, 0.0, flops, 1, row[-2], 1)] if kind in _COPIES and flops else []
         self.rows += [row, *changed] if kind == INDEX["to_host"] else [*changed, row]
 
     def cost(self, func: Any, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> Any:
@@ -341,16 +339,13 @@ class OperationLog:
 
     def transfer(self, kind: str, tensor: torch.Tensor, moved: float, ranks: Sequence[int]) -> None:
         """Notes a transfer between ranks, with the bytes of the whole tensor on this rank."""
-        apart = ranks[1] - ranks[0] if len(ranks) > 1 else 0
-        row = (INDEX[kind], self.dtype(tensor), 0.0, float(moved), len(ranks), self._stack[-1], 0, apart)
-        self.rows.append(row)
+        self._add(kind, self.dtype(tensor), moved, 0.0, len(ranks))
+        self.rows[-1] += (ranks[1] - ranks[0] if len(ranks) > 1 else 0,)
 
     def work(self, kind: str, tensor: torch.Tensor, flops: float, moved: float, on_host: bool) -> None:
-        """Notes the work of a kernel that is not torch's."""
         self._add(kind, self.dtype(tensor), moved, flops, on_host=int(on_host))
 
     def moved_to_device(self, tensor: torch.Tensor) -> None:
-        """Notes that a tensor of the host was moved to the device."""
         self.swap("to_device", tensor)
 
     def swap(self, kind: str, tensor: torch.Tensor) -> None:
@@ -361,8 +356,8 @@ class OperationLog:
         """Notes that the program waits for all that it began to read, or to write."""
         self._add(kind, 0, 0)
 
-    def _add(self, kind: str, dtype: int, moved: float, flops: float = 0.0, on_host: int = 0) -> None:
-        self.rows.append((INDEX[kind], dtype, flops, float(moved), 1, self._stack[-1], on_host, 0))
+    def _add(self, kind: str, dtype: int, moved: float, flops: float = 0.0, ranks: int = 1, on_host: int = 0) -> None:
+        self.rows.append((INDEX[kind], dtype, flops, float(moved), ranks, self._stack[-1], on_host))
 
     def dtype(self, tensor: torch.Tensor) -> int:
         return self._index_of(str(tensor.dtype).removeprefix("torch."))

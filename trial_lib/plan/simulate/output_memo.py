@@ -38,8 +38,6 @@ class Output(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a call returns."""
-
     outputs: tuple[Output, ...]  # in order
     container: Callable[[Any], Any] | None  # makes the value of the call from them; None for a single output
     cost: Any  # of the call, for the log of operations; None for a call that moves nothing
@@ -150,7 +148,6 @@ class Maker:
         return tensor
 
     def new(self, shape: Any, stride: Any, dtype: Any, device: torch.device) -> FakeTensor:
-        """With a storage of its own."""
         return self.fake(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
 
     def bare(self, fake: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,6 @@ class Stream:
         return True
 
     def elapsed_time(self, other: Any) -> float:
-        """Milliseconds between two events."""
         return 1.0
 
     def record_event(self, event: Any = None) -> Any:
@@ -101,7 +100,6 @@ def _register(module: Any, mode: Any) -> None:
 
 @functools.cache
 def device() -> torch.device:
-    """The device of this rank."""
     return torch.device(NAME, 0)
 
 
@@ -322,7 +320,6 @@ _RECEIVE = (
 
 
 def note_transfer(func: Any, args: Any, operations: OperationLog) -> None:
-    """Notes a collective."""
     kind, position = _KINDS.get(func._opname, ("", 0))
     if not kind:
         return
@@ -386,7 +383,6 @@ def _exchange(args: Any) -> None:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors in lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         return [value]
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()

@@ -67,7 +67,6 @@ def _decomposed(name: str, original: Any, mode: FakeTensors) -> Any:
 
 def _packing(original: Callable[..., Any], mode: FakeTensors) -> Callable[..., Any]:
     def pack(padded: torch.Tensor, lengths: Any, batch_first: bool) -> Any:
-        """For known lengths in descending order."""
         known = _known(lengths)
         if known is None:
             return original(padded, lengths, batch_first)
@@ -80,7 +79,6 @@ def _packing(original: Callable[..., Any], mode: FakeTensors) -> Callable[..., A
 
 def _padding(original: Callable[..., Any], mode: FakeTensors) -> Callable[..., Any]:
     def pad(rows: torch.Tensor, sizes: Any, batch_first: bool, padding_value: float, total_length: int) -> Any:
-        """For known numbers of samples in each step."""
         known = _known(sizes)
         if known is None:
             return original(rows, sizes, batch_first, padding_value, total_length)
@@ -203,7 +201,6 @@ def casts_norms() -> bool:
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no numbers and is on the device."""
     return isinstance(tensor, FakeTensor) and tensor.device.type == pretended_device.NAME
 
 
