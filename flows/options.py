@@ -186,7 +186,7 @@ PLAN_OPTIONS: list[Decorator] = [
     _MAP,
     _VARY,
     _of_plan("zero_stages", "-z", "--zero-stages", default="0 1 2 3"),
-    *map(_of_plan, ("train_batch_size", "free_batch", "max_micro_batch", "memory_headroom")),
+    *map(_of_plan, ("train_batch_size", "free_batch", "layouts", "max_micro_batch", "memory_headroom")),
     *map(_of_plan, ("deadline", "max_processes")),
     _of_plan("include", "-i", "--include"),
     JSON,

@@ -25,7 +25,16 @@ from zerotune.flows.terminal import print_document, say, say_error, say_ways, te
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.messages.errors import InputError, ProgramNotForeseenError, plain
-from zerotune.trial_lib.plan.answer import TIME_WORDS, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
+from zerotune.trial_lib.plan.answer import (
+    LAYOUT_COLUMNS,
+    TIME_WORDS,
+    fewest_sentence,
+    grouped,
+    is_bound_by_loading,
+    layout_cells,
+    likelihood,
+    money,
+)
 from zerotune.trial_lib.plan.plan_record import (
     TRAINING_HOURS,
     PlanArguments,
@@ -266,6 +275,8 @@ def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] 
     for devices in record.devices:
         console.print()
         console.print(_fitting(_table(devices), console))
+        if devices.layouts:
+            console.print(_fitting(_layouts_table(devices), console))
         for line in [*devices.why, fewest_sentence(devices), *devices.notes]:
             console.print(plain(line), highlight=False)
     whole = record.whole
@@ -331,6 +342,17 @@ def _fitting(table: Table, console: Console) -> Table:
         if console.measure(table, options=console.options.update(width=10 * console.width)).maximum <= console.width:
             break
         table.columns = [column for column in table.columns if column.header != header or len(table.columns) < 6]
+    return table
+
+
+def _layouts_table(devices: PlannedDevices) -> Table:
+    table = Table(
+        title=f"Layouts on {devices.label}, by formulas", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for column in LAYOUT_COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in devices.layouts:
+        table.add_row(*layout_cells(each), bytes_shown(each.bytes), _range(each.tokens_per_s))
     return table
 
 

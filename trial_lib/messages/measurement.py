@@ -252,6 +252,8 @@ class ProgramProfile(ExactRecord):
     samples_per_epoch: int | None = None
     whole_steps: int | None = None  # optimizer steps of the whole training, by its Trainer
     whole_epochs: float | None = None  # its epochs, if the Trainer counts these
+    # Numbers of a decoder by the names of `DecoderShape`, if `model.config` has them. Empty for other models.
+    decoder: dict[str, int] = field(default_factory=dict)
     # The most tokens of a sample in the first batches of its data. None if the batches show no tokens, or if all
     # samples have the same number.
     longest_sequence: int | None = None

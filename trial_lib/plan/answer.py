@@ -6,7 +6,7 @@ Every figure in them is foreseen, and the sentences say so.
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange
+from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedLayout, PlannedRange
 from zerotune.trial_lib.records.units import bytes_shown, percent
 
 EQUAL = 1.01
@@ -228,6 +228,16 @@ def likelihood(share: float) -> str:
 
 def money(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2f}"
+
+
+LAYOUT_COLUMNS = ("TP", "PP", "DP", "ZeRO", "recomputes", "batch", "peak", "tokens/s")
+
+
+def layout_cells(layout: PlannedLayout) -> tuple[str, ...]:
+    """The cells of a table but the last two."""
+    sizes = map(str, (layout.tensor, layout.pipeline, layout.replicas, layout.zero_stage))
+    batch = f"{layout.micro_batch} x {layout.accumulation}"
+    return (*sizes, "all layers" if layout.is_checkpointed else "nothing", batch)
 
 
 def _nothing_fits(devices: PlannedDevices, on: str) -> str:

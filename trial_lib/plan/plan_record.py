@@ -131,6 +131,20 @@ class PlannedCount(_Foreseen):
     other_batch: int | None = None
 
 
+class PlannedLayout(_Foreseen):
+    """One layout of a decoder on some devices, by formulas."""
+
+    tensor: _Count  # ranks of a tensor-parallel group
+    pipeline: _Count  # stages
+    replicas: _Count
+    zero_stage: int
+    is_checkpointed: bool  # whether each layer is computed again in the backward pass
+    micro_batch: _Count
+    accumulation: _Count
+    bytes: float  # of the device that needs most
+    tokens_per_s: PlannedRange  # over all devices
+
+
 class PlannedDevices(_Foreseen):
     device: str  # the name of the kind, as `--on` has it
     nodes: _Count  # hosts
@@ -153,6 +167,7 @@ class PlannedDevices(_Foreseen):
     fewest: int | None = None
     counts: tuple[PlannedCount, ...] = ()  # the best arm by number of devices, ascending
     notes: tuple[str, ...] = ()  # sentences, such as a global batch that this number cannot divide
+    layouts: tuple[PlannedLayout, ...] = ()  # the fastest that fit; empty if nothing asks for them
 
     @property
     def label(self) -> str:
@@ -225,7 +240,7 @@ class TrainingRow(_Foreseen):
     hours: PlannedRange
     price: PlannedRange | None = None  # None if no price is known
     apart: Annotated[float, Field(ge=1)] = 1.0  # as `PlannedStep` has it
-    is_other_batch: bool = False  # whether it keeps the global batch of the others
+    is_other: bool = False  # whether it is another training: by its global batch, its tokens or its weights
     marks: tuple[str, ...] = ()  # why people look at it, such as `cheapest`. A row without any is only drawn.
     is_best: bool = False  # whether it is the answer
 
@@ -354,6 +369,8 @@ class PlanArguments(FrozenRecord):
         zero_stages: plan these ZeRO stages.
         train_batch_size: give every configuration this global batch, in samples. Default: that of your configuration.
         free_batch: let the plan choose the global batch. This changes the training.
+        layouts: name the best layouts of a decoder too, by formulas: groups of AutoTP and sizes of switches that have a
+            `layout`, with ZeRO 0 to 2 and with checkpointing.
         max_micro_batch: consider no micro-batch size above this one, in samples. Default: what fits.
         memory_headroom: leave this share of a device's memory free.
         deadline: end a foreseen run that has not made its two optimizer steps within this many seconds. They include
@@ -377,6 +394,7 @@ class PlanArguments(FrozenRecord):
     zero_stages: tuple[ZeroStage, ...] = ZERO_STAGES  # type: ignore[assignment]
     train_batch_size: PositiveInt | None = None
     free_batch: bool = False
+    layouts: bool = False
     max_micro_batch: PositiveInt | None = None
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
     deadline: Annotated[float, Field(gt=0)] = 300.0

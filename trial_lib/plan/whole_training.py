@@ -20,7 +20,7 @@ from zerotune.trial_lib.plan.plan_record import (
 )
 from zerotune.trial_lib.records.switches import shown_switch, switches_of
 
-ASKED, FEWEST, CHEAPEST = "asked", "fewest", "cheapest"
+ASKED, FEWEST, CHEAPEST, OTHER = "asked", "fewest", "cheapest", "other training"
 
 _HOUR_S = 3600.0
 
@@ -47,18 +47,20 @@ def whole_training(
     if length is None or samples is None:
         is_asked = length is not None or within is not None or any(each.price is not None for each in devices)
         return PlannedTraining(missing=_missing(length, typed)) if is_asked else None
-    rows: list[TrainingRow] = []
+    rows: dict[tuple[str, int, str], TrainingRow] = {}
     for each in devices:
-        rows += _rows(each, {run: found for run, found in runs.items() if found.program}, length, batch, samples)
-    rows = list({(row.device, row.count, row.label): row for row in reversed(rows)}.values())[::-1]
-    rows = [row for each in dict.fromkeys(row.device for row in rows) for row in _marked(rows, each, within)]
-    best = _best(rows, within)
-    rows = [row.model_copy(update={"is_best": row is best}) for row in rows]
-    rows.sort(key=lambda row: (row.price or row.hours).value)
+        for row in _rows(each, runs, typed, length, within):
+            # Two numbers of one kind may be asked for.
+            known = rows.setdefault((row.device, row.count, row.label), row)
+            marks = tuple(dict.fromkeys((*known.marks, *row.marks)))
+            rows[row.device, row.count, row.label] = known.model_copy(update={"marks": marks})
+    best = _best([*rows.values()], within)
+    found = [row.model_copy(update={"is_best": row is best}) for row in rows.values()]
+    found.sort(key=lambda row: (row.price or row.hours).value)
     told = f"{length}, by {length.source}"
     if length.unit != "sample":
         told += f": {samples:,.0f} samples" + (f" of {typed.tokens:,} tokens" if typed.tokens else "")
-    return PlannedTraining(length=told, within=within, rows=tuple(rows), answer=_answer(rows, devices, within))
+    return PlannedTraining(length=told, within=within, rows=tuple(found), answer=_answer(found, devices, within))
 
 
 def _missing(length: TrainingLength | None, typed: ForeseenRun) -> str:
@@ -71,22 +73,25 @@ def _missing(length: TrainingLength | None, typed: ForeseenRun) -> str:
 
 
 def _rows(
-    devices: PlannedDevices, runs: Mapping[str, ForeseenRun], length: TrainingLength, batch: int, samples: float
+    devices: PlannedDevices,
+    runs: Mapping[str, ForeseenRun],
+    typed: ForeseenRun,
+    length: TrainingLength,
+    within: float | None,
 ) -> list[TrainingRow]:
     arms = {arm.label: arm for arm in devices.arms}
+    batch = typed.micro_batch * typed.accumulation * typed.replicas
 
-    def row(arm: PlannedArm, count: int, known: Any, marks: tuple[str, ...]) -> TrainingRow | None:
-        # A switch may change the samples of an epoch, and their tokens.
-        own = next((runs[name] for name in arm.runs if name in runs), None) if arm.switches else None
-        of_arm = samples if own is None else length.samples(own, batch)
-        if known.samples_per_s is None or of_arm is None:
+    def row(arm: PlannedArm, count: int, known: Any) -> TrainingRow | None:
+        # A switch may change the samples of an epoch, their tokens, and what is trained.
+        own = next((runs[name] for name in arm.runs if name in runs), typed) if arm.switches else typed
+        samples = length.samples(own, batch)
+        if known.samples_per_s is None or samples is None:
             return None
-        whole = of_arm / _HOUR_S
-        hours = PlannedRange(
-            value=whole / known.samples_per_s.value,
-            low=whole / known.samples_per_s.high,
-            high=whole / known.samples_per_s.low,
-        )
+        low, value, high = (samples / _HOUR_S / getattr(known.samples_per_s, end) for end in ("high", "value", "low"))
+        hours = PlannedRange(value=value, low=low, high=high)
+        is_other = (own.tokens, own.parameters, own.trainable) != (typed.tokens, typed.parameters, typed.trainable)
+        is_other |= getattr(known, "other_batch", None) is not None
         return TrainingRow(
             device=devices.device,
             devices=devices.label if count == devices.count else _label(devices, count),
@@ -99,22 +104,16 @@ def _rows(
             hours=hours,
             price=None if devices.price is None else hours.times(devices.price * count),
             apart=known.apart,
-            is_other_batch=getattr(known, "other_batch", None) is not None,
-            marks=marks,
+            is_other=is_other,
+            marks=(*((ASKED,) if count == devices.count else ()), *((OTHER,) if is_other else ())),
         )
 
-    found = [
-        row(arms[each.label], each.devices, each, (ASKED,) if each.devices == devices.count else ())
-        for each in devices.counts
-        if each.label in arms
-    ]
+    counted = [row(arms[each.label], each.devices, each) for each in devices.counts if each.label in arms]
+    found = _marked([each for each in counted if each is not None], within)
     # The other settings of the program's switches, at the number that is asked for.
     seen = {str(devices.chosen.switches)} if devices.chosen else set()
-    for arm in devices.arms:
-        if arm.is_likely and str(arm.switches) not in seen:
-            seen.add(str(arm.switches))
-            found.append(row(arm, devices.count, arm, (ASKED,)))
-    return [each for each in found if each is not None]
+    others = {str(arm.switches): row(arm, devices.count, arm) for arm in reversed(devices.arms) if arm.is_likely}
+    return [*found, *(each for switches, each in others.items() if each is not None and switches not in seen)]
 
 
 def _label(devices: PlannedDevices, count: int) -> str:
@@ -123,21 +122,19 @@ def _label(devices: PlannedDevices, count: int) -> str:
     return f"{devices.device}:{count}" if count <= of_host else f"{devices.device}:{count // of_host}x{of_host}"
 
 
-def _marked(rows: Sequence[TrainingRow], device: str, within: float | None) -> list[TrainingRow]:
-    # The rows of one kind. A number of devices with another global batch is another training.
-    own = [row for row in rows if row.device == device]
-    same = [row for row in own if not row.is_other_batch]
+def _marked(rows: Sequence[TrainingRow], within: float | None) -> list[TrainingRow]:
+    # The rows of one kind. Another training is compared with itself alone.
+    same = [row for row in rows if not row.is_other] or rows
     in_time = [row for row in same if within is None or row.hours.value <= within]
-    marks = {}
+    marks: dict[str, TrainingRow] = {}
     if in_time:
         marks[FEWEST] = min(in_time, key=_fewest)
         if in_time[0].price is not None:
             least = min(map(_price, in_time))
             marks[CHEAPEST] = min((row for row in in_time if _price(row) <= EQUAL * least), key=_fewest)
-    return [
-        row.model_copy(update={"marks": (*row.marks, *(mark for mark, marked in marks.items() if marked is row))})
-        for row in own
-    ]
+    shown = [(row, (*row.marks, *(mark for mark, marked in marks.items() if marked is row))) for row in rows]
+    # Numbers with another global batch have a place in the picture alone.
+    return [row.model_copy(update={"marks": () if own == (OTHER,) else own}) for row, own in shown]
 
 
 def _price(row: TrainingRow) -> float:
@@ -172,7 +169,7 @@ def _answer(rows: Sequence[TrainingRow], devices: Sequence[PlannedDevices], with
         listed = ", ".join(f"{row.devices} ({money(_price(row))})" for row in alike)
         said.append(f"In price it is not told apart from {listed}.")
     if within is not None and best.hours.high > within:
-        sure = [row for row in rows if row.hours.high <= within and not row.is_other_batch]
+        sure = [row for row in rows if row.hours.high <= within and not row.is_other]
         surely = min(sure, key=_price if best.price is not None else _fewest, default=None)
         more = "nothing foreseen here does" if surely is None else f"{surely.devices} does{_for(surely)}"
         said.append(f"Its interval ends after {_hours(within)} h. Within its whole interval {more}.")

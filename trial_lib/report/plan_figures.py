@@ -303,7 +303,7 @@ def training_figure(whole: PlannedTraining) -> Drawn:
     columns: tuple[str, ...] = ("devices", "arm", "batch", "fits", "hours", "90 % interval", "device-hours")
     rows = tuple(
         (
-            row.devices + (" (another global batch)" if row.is_other_batch else ""),
+            row.devices + (" (another training)" if row.is_other else ""),
             " ".join([row.label, *row.switches.values()]),
             f"{row.micro_batch} x {row.accumulation}",
             likelihood(row.fits),
@@ -321,7 +321,7 @@ def training_figure(whole: PlannedTraining) -> Drawn:
         figure = Chart(Axis("hours", is_log=True), Axis("price", is_log=True))
         for place, device in enumerate(dict.fromkeys(row.device for row in whole.rows)):
             of_kind = [row for row in whole.rows if row.device == device and row.price and row.price.value > 0]
-            of_kind = sorted((row for row in of_kind if not row.is_other_batch), key=lambda row: row.hours.value)
+            of_kind = sorted((row for row in of_kind if not row.is_other), key=lambda row: row.hours.value)
             _add_trainings(figure, device, _colour(place), of_kind)
         if whole.within is not None:
             figure.levels.append(Level(whole.within, f"{whole.within:g} hours", RED, is_upright=True))

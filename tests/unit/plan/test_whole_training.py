@@ -169,7 +169,20 @@ def test_each_setting_of_a_switch_has_hours_of_its_own() -> None:
     long = ForeseenRun(world=8, replicas=8, tokens=1024, program={"samples_per_epoch": 2_250})
     found = whole_training([devices], {"long": long}, TYPED, length_of(TYPED.program), None)
     assert found is not None
-    assert {row.label: row.hours.value for row in found.rows} == {"z2": 3.0, "z2-length=1024": 3.0}
+    assert {row.label: (row.hours.value, row.marks) for row in found.rows} == {
+        "z2": (3.0, ("asked", "fewest", "cheapest")),
+        # It is another training, so it is in no contest for the cheapest.
+        "z2-length=1024": (3.0, ("asked", "other training")),
+    }
+
+
+def test_two_numbers_of_one_kind_share_their_rows() -> None:
+    few, many = (_devices("h100-80gb", 3.0, {4: 5.0, 8: 10.0}, asked=asked) for asked in (4, 8))
+    rows = _whole(few, many).rows
+    assert {row.devices: row.marks for row in rows} == {
+        "h100-80gb:4": ("asked", "fewest", "cheapest"),
+        "h100-80gb:8": ("asked",),
+    }
 
 
 def _arm(value: object, is_fitting: bool, run: str = "") -> PlannedArm:

@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.replay import megatron
 from benchmarks.replay.grids import GRIDS, GridWorld, by_adaptive, figures_of, read_worlds, told_apart
 from benchmarks.replay.megatron import Launch
+from zerotune.trial_lib.plan import layouts
 from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.search.base import expected_costs, expected_curves, key_of
 
@@ -58,7 +58,7 @@ def test_a_launch_ends_as_it_did_and_nothing_else_is_asked_for():
 
 def test_a_launch_that_may_not_fit_is_made_once_safer_ones_have_little_to_gain(monkeypatch):
     # With what the allocator cannot use, the plan says that the fastest launch there does not fit.
-    monkeypatch.setattr(megatron, "_PIECES", 1.0)
+    monkeypatch.setattr(layouts, "_PIECES", 1.0)
     rows = read_worlds(GRIDS)["LLaMA-13B (128k vocabulary)", 32, 2048, 2048]
     world = GridWorld(rows)
     figures = figures_of(world, [by_adaptive(world, 10)])

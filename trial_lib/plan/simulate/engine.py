@@ -108,7 +108,8 @@ class Simulation:
         storages, events, moments = self._memory.record()
         beside, rows = self._moments.workers.of_a_batch, self._moments.rows
         self._facts.note(batch_varies=self._facts.found.batch_varies or rows is not None)
-        self._facts.note(samples_per_epoch=self._moments.samples_per_epoch)
+        decoder = {} if self._engine is None else decoder_numbers(self._engine.module)
+        self._facts.note(samples_per_epoch=self._moments.samples_per_epoch, decoder=decoder)
         return ForeseenRun(
             world=self._order.world,
             **self._moments.of_engine(),
@@ -134,3 +135,24 @@ class Simulation:
             versions=versions_here(),
             stopped=stopped,
         )
+
+
+_DECODER = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+    "vocabulary": "vocab_size",
+}
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def decoder_numbers(module: Any) -> dict[str, int]:
+    # As `ProgramProfile.decoder` has it, from the configuration of a model of transformers.
+    config = getattr(module, "config", None)
+    if config is None or getattr(config, "is_encoder_decoder", False) or any(getattr(config, n, 0) for n in _EXPERTS):
+        return {}
+    found = {name: getattr(config, theirs, None) for name, theirs in _DECODER.items()}
+    found["kv_heads"] = getattr(config, "num_key_value_heads", None) or found["heads"]
+    sizes = {name: size for name, size in found.items() if isinstance(size, int)}
+    return sizes if len(sizes) == len(found) else {}
