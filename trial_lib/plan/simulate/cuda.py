@@ -91,6 +91,17 @@ def _data(original: Any, mode: FakeTensors) -> Any:
     return property(original.__get__, set_data)
 
 
+def _on_device(mode: FakeTensors, original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    tensor: torch.Tensor = original(*args, **kwargs)
+    if type(tensor) is torch.Tensor and tensor.requires_grad and tensor.is_leaf and not mode.in_engine:
+        move_into(tensor, mode.to_fake(tensor.detach(), pretended_device.device()).requires_grad_())
+    return tensor
+
+
+def _gradient_is_asked(original: Any, mode: FakeTensors) -> Any:
+    return property(original.__get__, torch.Tensor.requires_grad_)  # type: ignore[arg-type]
+
+
 def move_into(tensor: torch.Tensor, moved: torch.Tensor) -> None:
     """Gives a tensor the memory of another one, and keeps its identity, its attributes and its hooks.
 
@@ -147,6 +158,7 @@ def _of_tensor(original: Any, tensor: torch.Tensor) -> int:
 
 
 _TO_DEVICE = "It compares or looks up devices before the mode sees an operator."
+_OF_DATA = "Data with a gradient are on its device. Torch's engine has no stream for a gradient that leaves a device."
 _LOOKS = (
     "It makes a tensor of a program's numbers, and looks for the device itself. Torch adds a default device only to "
     "what it calls after that."
@@ -195,6 +207,8 @@ _TENSORS: Table = (
         instead(property(lambda tensor: tensor.device.type == pretended_device.NAME)),
     ),
     Patch("torch", "Tensor.data", "Torch refuses to set it from one place to another of another maker.", _data),
+    Patch("torch", "Tensor.requires_grad_ zeros ones full empty rand randn", _OF_DATA, with_given(_on_device)),
+    Patch("torch", "Tensor.requires_grad", _OF_DATA, _gradient_is_asked),
     Patch(
         "torch.utils",
         "swap_tensors",
