@@ -14,7 +14,7 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 from benchmarks.memory_model.record import HELD_OUT
@@ -30,6 +30,7 @@ AFTER = (0, 1, 2, 4, 8, 16)  # trials, the user's own configuration the first
 _COURSES, _ASKED = 2, 40  # of a table; candidates that are asked about at a time
 _LIKELY, _LARGEST = 0.9, 0.6  # a trial fits with that probability, and mostly is the largest that does
 _SURE = 0.95
+_OPEN = 0.1, 0.9  # probabilities between which neither end is likely
 _FEWEST_PROGRAMS = 3
 
 
@@ -38,6 +39,7 @@ class Answer:
     """What the model said of a candidate, and what its trial showed."""
 
     program: str
+    table: str
     after: int  # trials of the program that it had seen
     fits: float | None  # the probability; None if a trial had decided it
     completed: bool
@@ -65,9 +67,9 @@ def answers(program: Program, shapes: Shapes | None, seed: int) -> Iterator[Answ
             peak = measured_above_initialize(row.memory)
             if row.outcome is Outcome.COMPLETED and peak is not None:
                 error = abs(mixture.quantile(0.5) / peak - 1)
-                yield Answer(program.name, ran, fits, True, mixture.below(peak), error)
+                yield Answer(program.name, program.table.head.name, ran, fits, True, mixture.below(peak), error)
             else:
-                yield Answer(program.name, ran, fits, False, None, None)
+                yield Answer(program.name, program.table.head.name, ran, fits, False, None, None)
 
     for ran in range(max(AFTER) + 1):
         if ran in AFTER:
@@ -120,8 +122,21 @@ def figures(given: Sequence[Answer]) -> dict[str, Any]:
             "expected_failures": round(sum(1 - fits for fits, _ in sure), 2),
             "failures": sum(not each.completed for _, each in sure),
         },
+        "more_fitted_than_said": more_than_said(given),
         "bins": [_bin([(fits, each) for fits, each in said if min(9, int(10 * fits)) == place]) for place in range(10)],
     }
+
+
+def more_than_said(given: Sequence[Answer]) -> tuple[float, float] | None:
+    """Returns the share that fitted less the probability, between its ends: the mean over tables, and its error. The
+    cases of a table hang together, so each table counts once. None if there are fewer than two.
+    """
+    by_table: dict[str, list[float]] = {}
+    for each in given:
+        if each.fits is not None and _OPEN[0] <= each.fits < _OPEN[1]:
+            by_table.setdefault(each.table, []).append(each.completed - each.fits)
+    means = [fmean(differences) for differences in by_table.values()]
+    return (round(fmean(means), 4), round(stdev(means) / math.sqrt(len(means)), 4)) if len(means) > 1 else None
 
 
 def _bin(said: Sequence[tuple[float, Answer]]) -> dict[str, Any] | None:

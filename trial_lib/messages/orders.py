@@ -173,7 +173,7 @@ class RankOrder:
     launched_at: HostMoment  # the moment of its launch
     sizes: tuple[SizeOrder, ...]  # to measure, in this order
     withdrawal: str  # the file for the reason why no further size was measured
-    bytes_per_sample: float = 0.0  # memory that one more sample is expected to take, in a sweep
+    bytes_per_sample: float = 0.0  # the most memory that one more sample may take, in a sweep
     headroom: float = 0.0  # the share of the memory that a further size has to leave free
     # Whether all ranks see the files of the order. The hosts of a Ray cluster have files of their own.
     shares_folder: bool = True
@@ -352,19 +352,17 @@ class SizeMemory:
 def foreseen(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: float) -> float:
     """Returns the predicted bytes of a size above initialisation. `measured` is ascending, and not empty.
 
-    The last two sizes give a straight line. One size gives a line with the estimated slope. The peak of the
-    optimizer's step can hide the activations of small sizes, so the line may be too flat. The activations alone are
-    therefore a lower bound. They count as the estimate for each sample, or as the most that a sample can have had
-    in any measured size.
+    The last two sizes give a straight line. One size gives a line with the slope of a sample: the estimate, or the most
+    that a sample can have had in any measured size. The peak of the optimizer's step can hide the activations of small
+    sizes, so the line may be too flat. The activations alone are therefore a lower bound.
     """
     last = measured[-1]
-    slope = bytes_per_sample
+    slope = a_sample = min(bytes_per_sample, *(size.above_initialize / size.samples for size in measured))
     if len(measured) > 1:
         before = measured[-2]
         slope = max(0.0, (last.above_initialize - before.above_initialize) / (last.samples - before.samples))
     on_the_line = last.above_initialize + slope * (samples - last.samples)
-    most_a_sample = min(size.above_initialize / size.samples for size in measured)
-    return max(on_the_line, min(bytes_per_sample, most_a_sample) * samples)
+    return max(on_the_line, a_sample * samples)
 
 
 def will_fit(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: float, headroom: float) -> bool:

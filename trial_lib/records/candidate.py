@@ -132,7 +132,7 @@ class Sweep:
     """
 
     candidates: tuple[Candidate, ...]  # in ascending order of their micro-batch sizes. The first is known to fit.
-    # Estimated bytes of one more sample in the micro-batch on a device. It predicts the second size; measurements
+    # The most bytes that one more sample may take on a device. It predicts the second size; measurements
     # predict the later ones.
     bytes_per_sample: float
     headroom: float  # share of the memory left after initialisation that is to stay free

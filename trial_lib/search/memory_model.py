@@ -5,7 +5,6 @@ It models the memory of the steps above initialisation. The memory of initialisa
 """
 
 import json
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -189,8 +188,8 @@ class ArmRecord:
 
 
 _LOW, _HIGH = 0.05, 0.95
-# Features of a moment: a constant, activations, states, buffers, pairs of samples.
-_Moment: TypeAlias = tuple[float, float, float, float, float]
+# Features of a moment: a constant, activations, states, buffers, pairs of samples, and the update's own constant.
+_Moment: TypeAlias = tuple[float, float, float, float, float, float]
 _BACKWARD, _UPDATE = 0, 1  # the places of the moments
 
 _WORKSPACE = {"cpu": 40 * 2**20, "cuda": 64 * 2**20}
@@ -205,6 +204,8 @@ MULTIPLES = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0, 16.0)
 _FAR, _FAR_DEVIATION = 8.0, 0.4
 # A loss over all pairs of samples has matrices whose bytes grow with the square of the micro-batch.
 _PAIRS = 8.0, 5.0  # mean and standard deviation
+# The standard deviation of the update's own workspace. Small sizes, whose peak is the update, say little of others.
+_OWN_OF_UPDATE = 0.2
 
 
 @dataclass(frozen=True)
@@ -234,18 +235,13 @@ class Shapes:
         return tuple(
             Prior(
                 weight,
-                (workspace, mean, states, buffers, pairs),
-                (of_workspace, sd, of_states, of_buffers, of_pairs),
+                (workspace, mean, states, buffers, pairs, 0.0),
+                (of_workspace, sd, of_states, of_buffers, of_pairs, _OWN_OF_UPDATE),
                 at_once,
             )
             for weight, mean, sd, pairs, of_pairs, at_once in shapes
             if weight
         )
-
-    @property
-    def less_sure(self) -> "Shapes":
-        """The same with half of the programs at any multiple."""
-        return replace(self, multiples=tuple((share + 1 / len(MULTIPLES)) / 2 for share in self.multiples))
 
     @property
     def usual(self) -> float:
@@ -255,10 +251,10 @@ class Shapes:
 
 
 SHAPES = {
-    ("cpu", False): Shapes((0.026, 0.045, 0.274, 0.49, 0.044, 0.025, 0.028, 0.068), 0.208, 0.125),
+    ("cpu", False): Shapes((0.026, 0.049, 0.241, 0.513, 0.05, 0.026, 0.028, 0.069), 0.244, 0.125),
     ("cpu", True): Shapes(
-        (0.098, 0.503, 0.178, 0.051, 0.053, 0.059, 0.03, 0.028),
-        *(0.266, 0.094, (0.55, 0.95, 1.05), (0.3, 0.4, 0.3)),
+        (0.057, 0.373, 0.326, 0.072, 0.055, 0.059, 0.03, 0.028),
+        *(0.144, 0.094, (0.55, 0.95, 1.05), (0.3, 0.4, 0.3)),
         arms=(0.2, 0.12),
     ),
     # No tables of several programs on GPUs exist, so these are assumptions.
@@ -319,9 +315,9 @@ class MemoryModel:
         shapes = shapes or SHAPES[device, bool(foreseen)]
         is_exact = device == "cuda" and bool(foreseen)
         if profile.trainable_num_params < _FROZEN * profile.num_params and not is_exact:
-            shapes = shapes.less_sure
+            shapes = replace(shapes, multiples=tuple((share + 1 / len(MULTIPLES)) / 2 for share in shapes.multiples))
         workspace, states, buffers = shapes.means
-        self._means = workspace, shapes.usual, states, buffers, 0.0
+        self._means = workspace, shapes.usual, states, buffers, 0.0, 0.0
         # What the size of a layout changes, formulas and foreseen arms know.
         self._coarse_switches = frozenset(coarse_switches) - frozenset(basis.base_config.get(LAYOUTS) or {})
         self._shapes, self._priors = shapes, shapes.priors
@@ -360,12 +356,8 @@ class MemoryModel:
         described = self._describe(candidate.knobs)
         mixture = self._predict(described, self._allocations(described, candidate))
         record = self._arms.get(described.arm)
-        return MemoryPrediction(
-            value=max(0.0, mixture.quantile(0.5)),
-            low=max(0.0, mixture.quantile(_LOW)),
-            high=max(0.0, mixture.quantile(_HIGH)),
-            measured=0 if record is None else record.measured,
-        )
+        value, low, high = (max(0.0, mixture.quantile(share)) for share in (0.5, _LOW, _HIGH))
+        return MemoryPrediction(value, low, high, 0 if record is None else record.measured)
 
     def allocations(self, candidate: Candidate) -> Allocations:
         """Returns a candidate's allocations before any measurement: foreseen, or by DeepSpeed's own formulas."""
@@ -424,8 +416,9 @@ class MemoryModel:
         decided = record.decided(described.family, candidate.micro_batch_size)
         if decided is not None or not record.failed:
             return decided
-        needed = self._allocations(described, candidate)
-        return 0.0 if self._counted(described, needed) >= self._bound(record, described) else None
+        if record.bound is None:
+            record.bound = min(self._counted(described, needed) for _, needed in record.failed.values())
+        return 0.0 if self._counted(described, self._allocations(described, candidate)) >= record.bound else None
 
     def _fits(self, described: Described, candidate: Candidate, headroom: float) -> float:
         needed = self._allocations(described, candidate)
@@ -474,12 +467,13 @@ class MemoryModel:
         return fits
 
     def bytes_per_sample(self, candidate: Candidate) -> float:
+        """The most bytes that a sample may take, with 95 %."""
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate)
         # If the update is the peak, a sample seems to take nothing, but larger sizes do. So the backward pass
         # counts.
         both = (replace(needed, activations=0.0, kept_activations=0.0, pairs=0.0), needed)
-        least, most = (self._predict(described, each, _BACKWARD).quantile(0.5) for each in both)
+        least, most = (self._predict(described, each, _BACKWARD).quantile(_HIGH) for each in both)
         return max(0.0, (most - least) / candidate.micro_batch_size)
 
     def _observe_peak(self, candidate: Candidate, memory: Memory) -> None:
@@ -521,12 +515,6 @@ class MemoryModel:
         if smallest is None or candidate.micro_batch_size < smallest[0]:
             record.failed[described.family] = candidate.micro_batch_size, needed
         self._forget()
-
-    def _bound(self, record: ArmRecord, described: Described) -> float:
-        if record.bound is None:
-            expected = (self._counted(described, needed) for _, needed in record.failed.values())
-            record.bound = min(expected, default=math.inf)
-        return record.bound
 
     def _counted(self, described: Described, needed: Allocations) -> float:
         # The bytes that a candidate is expected to have allocated at its peak, as a limit counts them.
@@ -592,8 +580,8 @@ class MemoryModel:
         last_buffers = needed.buffers - needed.passing_buffers
         unit = self._unit
         return (
-            (1.0, needed.activations / unit, early_states / unit, early_buffers / unit, needed.pairs / unit),
-            (1.0, needed.kept_activations / unit, needed.states / unit, last_buffers / unit, 0.0),
+            (1.0, needed.activations / unit, early_states / unit, early_buffers / unit, needed.pairs / unit, 0.0),
+            (1.0, needed.kept_activations / unit, needed.states / unit, last_buffers / unit, 0.0, 1.0),
         )
 
     def _scale(self, needed: Allocations) -> float:

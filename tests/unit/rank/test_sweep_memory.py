@@ -20,6 +20,10 @@ def test_after_one_size_the_estimate_says_what_a_sample_takes() -> None:
     assert foreseen(sizes((4, 100)), 8, bytes_per_sample=10 * MIB) == 140 * MIB
 
 
+def test_the_most_that_a_sample_may_take_is_what_the_smallest_size_leaves_for_it() -> None:
+    assert foreseen(sizes((4, 100)), 8, bytes_per_sample=90 * MIB) == 200 * MIB
+
+
 def test_after_two_sizes_a_straight_line_does() -> None:
     assert foreseen(sizes((4, 100), (8, 180)), 16, bytes_per_sample=5 * MIB) == 340 * MIB
 

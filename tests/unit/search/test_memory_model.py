@@ -85,7 +85,8 @@ def test_what_one_arm_shows_of_a_sample_counts_for_the_others():
     before = model.bytes_per_sample(candidate(8, stage=3))
     for size in (2, 6, 12):
         model.observe(candidate(size), ran(truth(size)))
-    assert model.bytes_per_sample(candidate(8, stage=3)) == pytest.approx(1.6 * 200 * MIB, rel=0.05)
+    # It is the most that a sample may take, because a sweep's group goes on by it.
+    assert 1.6 * 200 * MIB < model.bytes_per_sample(candidate(8, stage=3)) < 1.15 * 1.6 * 200 * MIB
     assert abs(before - 1.6 * 200 * MIB) > abs(model.bytes_per_sample(candidate(8, stage=3)) - 1.6 * 200 * MIB)
 
 

@@ -6,6 +6,7 @@ import pytest
 from test_memory_model import MIB, PROFILE, candidate, new_model, ran
 
 from benchmarks.memory_model.calibration import answers, binomial_interval, figures
+from benchmarks.memory_model.calibration import judged as judged_programs
 from benchmarks.memory_model.shapes import log_likelihoods, programs, shares, shares_of_all
 from zerotune.trial_lib.search.memory_model import SHAPES
 
@@ -59,6 +60,21 @@ def test_a_loss_over_all_pairs_shows_by_its_growth():
     assert prediction.low < of_pairs(4000) < prediction.high
 
 
+def test_small_sizes_whose_peak_is_the_update_do_not_say_that_a_sample_needs_little(monkeypatch):
+    def above(size):
+        return max(90, 20 + 0.1 * size) * MIB
+
+    def predicted():
+        model = small_model()
+        for size in (64, 256, 512, 640):
+            model.observe(candidate(size, reduce_bucket_size=10**6), ran(above(size), AVAILABLE))
+        return model.above_initialize(candidate(2000, reduce_bucket_size=10**6)).value
+
+    found = predicted()
+    monkeypatch.setattr("zerotune.trial_lib.search.memory_model._OWN_OF_UPDATE", 1e-6)
+    assert above(2000) - found < 0.9 * (above(2000) - predicted())
+
+
 @pytest.fixture(scope="module")
 def recorded():
     return programs(False, ["mixer", "pairing", "translator"])
@@ -75,6 +91,26 @@ def test_nine_of_ten_recorded_peaks_lie_in_their_intervals_and_what_is_called_su
     sure = found["over_95_percent"]
     assert sure["cases"] > 100
     assert sure["failures"] <= 0.05 * sure["cases"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_foreseen", [False, True])
+def test_what_is_said_of_a_program_that_is_left_out_holds(is_foreseen):
+    found = figures([each for *_, given in judged_programs(is_foreseen, ()) for each in given])
+    assert 0.85 <= found["in_the_90_percent_interval"] <= 0.95
+    difference, error = found["more_fitted_than_said"]
+    assert abs(difference) < 2 * error < 0.2
+    sure = found["over_95_percent"]
+    assert sure["failures"] < 2 * sure["expected_failures"]
+
+
+def test_probabilities_that_are_surer_than_the_trials_show(recorded):
+    def more_fitted(shift):
+        given = [each for program in recorded for each in answers(program, None, seed=3)]
+        surer = [replace(each, fits=min(1.0, each.fits + shift)) for each in given if each.fits is not None]
+        return figures(surer)["more_fitted_than_said"][0]
+
+    assert more_fitted(0.2) < more_fitted(0.0) - 0.05
 
 
 def test_peaks_that_are_taken_for_surer_than_they_are_show(recorded):
