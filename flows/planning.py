@@ -362,10 +362,10 @@ def _training_table(whole: PlannedTraining) -> Table:
     )
     has_prices = any(row.price for row in whole.shown)
     table.add_column("devices", no_wrap=True)
-    table.add_column("arm", no_wrap=True)
+    table.add_column("arm", min_width=10)
     for column in ("fits", "hours", "price" if has_prices else "device-hours"):
-        table.add_column(column, justify="right", no_wrap=column == "fits")
-    table.add_column("", min_width=8)
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", min_width=9)
     for row in whole.shown:
         price = row.price if has_prices else row.device_hours
         name = f"{_brief_label(row)}, {row.micro_batch} x {row.accumulation}"

@@ -426,7 +426,7 @@ class LayoutChoices:
         for tensor in self.tensors:
             for stages in self.pipelines:
                 replicas, rest = divmod(cluster.ranks, tensor * stages)
-                if rest or batch % max(1, replicas) or tensor > cluster.per_host or stages > shape.layers:
+                if rest or batch % max(1, replicas) or tensor > cluster.per_host:
                     continue
                 of_replica = batch // replicas
                 sizes = [2**power for power in range(8) if of_replica % 2**power == 0]
@@ -454,7 +454,11 @@ def best_layouts(every: Iterator[LaidOutDecoder], capacity: float) -> tuple[Plan
     best: dict[tuple[Any, ...], LaidOutDecoder] = {}
     for each in every:
         key = each.tensor, each.stages, each.zero_stage, each.is_checkpointed
-        if each.bytes <= capacity and (key not in best or each.step.samples_per_s > best[key].step.samples_per_s):
+        if (
+            each.is_possible
+            and each.bytes <= capacity
+            and (key not in best or each.step.samples_per_s > best[key].step.samples_per_s)
+        ):
             best[key] = each
     order = sorted(best.values(), key=lambda each: -each.step.samples_per_s)
     return tuple(_planned(each) for each in order[:_MOST])

@@ -41,6 +41,7 @@ from zerotune.trial_lib.plan.evaluation import (
 )
 from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices
 from zerotune.trial_lib.plan.scaling import ArmRuns, with_common_loading
+from zerotune.trial_lib.plan.whole_training import is_same_training
 from zerotune.trial_lib.records.switches import PROGRAM, own_switches, switch_key
 from zerotune.trial_lib.search.arms import RequestedKnob
 from zerotune.trial_lib.search.knobs import ZERO_STAGES
@@ -359,12 +360,14 @@ def _table(
     contradiction = contradiction_of(judged)
     arms = in_order([arm.without_speed() for arm in rows] if contradiction else rows)
     best = best_arm(arms)
-    counts = counted(
-        [each for each, _ in judged], lambda count, grows_by: problem.policy(typed, count, grows_by), check
-    )
-    answer = next((arm for arm in arms if arm.label == best), None)
+    # Numbers of devices are compared for the training that was typed, if some arm of it was foreseen.
+    same = [each for each in judged if is_same_training(each[0].runs.small, typed)] or judged
+    labels = {row.label for _, row in same}
+    alike = [arm for arm in arms if arm.label in labels]
+    counts = counted([each for each, _ in same], lambda count, grows_by: problem.policy(typed, count, grows_by), check)
+    answer = next((arm for arm in alike if arm.label == best_arm(alike)), None)
     if not contradiction:
-        counts = with_answer(counts, asked.count, answer, nearest_to_fit(arms))
+        counts = with_answer(counts, asked.count, answer, nearest_to_fit(alike or arms))
     device = asked.cluster.device
     found = PlannedDevices(
         device=device.name,
@@ -398,9 +401,6 @@ _OF_ONE_SIZE = (
     "The program's batches stay as they are, whatever micro-batch its configuration has. So every arm is foreseen at "
     "micro-batch {} alone. If an option of the command sets them, name it: "
     "`--map train_micro_batch_size_per_gpu=--batch_size`."
-)
-_UNLIKE = (
-    "No peak of {} was measured in any training that is known here. So intervals of memory are {:g} times as wide."
 )
 _WITHOUT_TRANSFERS = (
     "More than one replica of the model would exchange gradients, which no run on one shows. Speeds on more devices "

@@ -23,6 +23,7 @@ from zerotune.trial_lib.records.switches import shown_switch, switches_of
 ASKED, FEWEST, CHEAPEST, OTHER = "asked", "fewest", "cheapest", "other training"
 
 _HOUR_S = 3600.0
+_ALIKE = 1.1  # lengths of samples differ from batch to batch
 
 
 def length_of(program: Mapping[str, Any]) -> TrainingLength | None:
@@ -90,8 +91,7 @@ def _rows(
             return None
         low, value, high = (samples / _HOUR_S / getattr(known.samples_per_s, end) for end in ("high", "value", "low"))
         hours = PlannedRange(value=value, low=low, high=high)
-        is_other = (own.tokens, own.parameters, own.trainable) != (typed.tokens, typed.parameters, typed.trainable)
-        is_other |= getattr(known, "other_batch", None) is not None
+        is_other = not is_same_training(own, typed) or getattr(known, "other_batch", None) is not None
         return TrainingRow(
             device=devices.device,
             devices=devices.label if count == devices.count else _label(devices, count),
@@ -114,6 +114,12 @@ def _rows(
     seen = {str(devices.chosen.switches)} if devices.chosen else set()
     others = {str(arm.switches): row(arm, devices.count, arm) for arm in reversed(devices.arms) if arm.is_likely}
     return [*found, *(each for switches, each in others.items() if each is not None and switches not in seen)]
+
+
+def is_same_training(run: ForeseenRun, typed: ForeseenRun) -> bool:
+    """Whether a switch leaves the model, its trained weights and the length of samples as they are typed."""
+    pairs = (*_sizes_of(run, typed), (run.trainable, typed.trainable))
+    return all(max(pair) <= _ALIKE * min(pair) for pair in pairs)
 
 
 def _label(devices: PlannedDevices, count: int) -> str:
@@ -223,11 +229,15 @@ def largest_that_fit(devices: PlannedDevices, runs: Mapping[str, ForeseenRun]) -
 
 
 def _sizes(arms: Mapping[Any, Sequence[PlannedArm]], runs: Mapping[str, ForeseenRun]) -> dict[Any, float] | None:
-    # Numbers are their own size. Names are models, if these differ in parameters.
+    # Names are models, if these differ in parameters. Numbers are their own size, if model or samples follow them.
+    found = {value: [runs[name] for arm in of for name in arm.runs if name in runs] for value, of in arms.items()}
+    known = [of_value[0] for of_value in found.values() if of_value]
     if all(isinstance(value, int | float) for value in arms):
-        return {value: float(value) for value in arms}
-    found = {}
-    for value, of_value in arms.items():
-        sizes = [runs[name].parameters for arm in of_value for name in arm.runs if name in runs]
-        found[value] = float(max(sizes, default=0))
-    return found if len({*found.values()}) == len(found) and all(found.values()) else None
+        follows = any(max(a, b) > _ALIKE * min(a, b) for one in known for a, b in _sizes_of(one, known[0]))
+        return {value: float(value) for value in arms} if follows else None
+    sizes = {value: float(max((run.parameters for run in of), default=0)) for value, of in found.items()}
+    return sizes if len({*sizes.values()}) == len(sizes) and all(sizes.values()) else None
+
+
+def _sizes_of(one: ForeseenRun, other: ForeseenRun) -> tuple[tuple[int, int], ...]:
+    return (one.parameters, other.parameters), (one.tokens or 0, other.tokens or 0)

@@ -199,10 +199,17 @@ def test_the_longest_sequence_and_the_largest_model_that_fit_are_named() -> None
         runs = {name: ForeseenRun(world=1, parameters=count) for name, count in parameters.items()}
         return largest_that_fit(PlannedDevices(device="h100-80gb", nodes=1, per_node=8, arms=arms), runs)
 
-    assert said(_arm(512, True), _arm(4096, True), _arm(8192, False)) == (
+    def of_tokens(value: int, is_fitting: bool) -> PlannedArm:
+        return _arm(value, is_fitting, f"length{value}")
+
+    longer = (of_tokens(512, True), of_tokens(4096, True), of_tokens(8192, False))
+    assert said(*longer, length512=1, length4096=4, length8192=8) == (
         "The largest that fits, of 3 that were foreseen: --size=4096.",
     )
-    assert said(_arm(512, False), _arm(4096, False)) == ("None of the 2 values of --size fits.",)
+    none = (of_tokens(512, False), of_tokens(4096, False))
+    assert said(*none, length512=1, length4096=4) == ("None of the 2 values of --size fits.",)
+    # Neither model nor samples follow that number.
+    assert said(*longer, length512=4, length4096=4, length8192=4) == ()
     small, large = _arm("tiny", True, "small"), _arm("huge", False, "large")
     assert said(small, large, small=10, large=4_000) == (
         "The largest that fits, of 2 that were foreseen: --size=tiny (10 parameters).",
