@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.alone, pytest.mark.devices(2)]
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "any"
 CONFIG = ("--deepspeed_config", "ds_config.json")
-TWO_RANKS = ("deepspeed", "--num_gpus", "2")
 
 
 @dataclass(frozen=True)

@@ -162,3 +162,10 @@ def test_a_torch_that_is_there_stays(demo: Demo, there: str) -> None:
     (pin,) = [line for line in pins if line.startswith("torch==")]
     assert pin == f"torch=={there}" if there else f"{pin}\n" in tested
     assert len(pins) == len(tested.splitlines())
+
+
+def test_no_unit_test_wants_the_machine_for_itself() -> None:
+    """`make test` looks for such tests in the other folders alone."""
+    files = [file for file in (ROOT / "tests" / "unit").rglob("test_*.py") if file != Path(__file__)]
+    assert files
+    assert [file.name for file in files if "mark.alone" in file.read_text()] == []
