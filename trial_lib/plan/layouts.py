@@ -15,6 +15,7 @@ from typing import Any, Literal
 from zerotune.trial_lib.deepspeed_config.layout import AUTOTP
 from zerotune.trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
 from zerotune.trial_lib.messages.turned import CHECKPOINTING
+from zerotune.trial_lib.plan.answer import EQUAL
 from zerotune.trial_lib.plan.devices import Cluster
 from zerotune.trial_lib.plan.fits import CONTEXT, communication
 from zerotune.trial_lib.plan.plan_record import PlannedDevices, PlannedLayout, PlannedRange
@@ -450,18 +451,19 @@ class LayoutChoices:
 
 
 def best_layouts(every: Iterator[LaidOutDecoder], capacity: float) -> tuple[PlannedLayout, ...]:
-    """The fastest that fit, each at its best micro-batch. `capacity` is the bytes that a program may use."""
+    """The fastest that fit, each at its best ZeRO stage and micro-batch. `capacity` is in bytes."""
     best: dict[tuple[Any, ...], LaidOutDecoder] = {}
     for each in every:
-        key = each.tensor, each.stages, each.zero_stage, each.is_checkpointed
-        if (
-            each.is_possible
-            and each.bytes <= capacity
-            and (key not in best or each.step.samples_per_s > best[key].step.samples_per_s)
-        ):
+        key = each.tensor, each.stages, each.is_checkpointed
+        if each.is_possible and each.bytes <= capacity and (key not in best or _is_better(each, best[key])):
             best[key] = each
     order = sorted(best.values(), key=lambda each: -each.step.samples_per_s)
     return tuple(_planned(each) for each in order[:_MOST])
+
+
+def _is_better(one: LaidOutDecoder, other: LaidOutDecoder) -> bool:
+    ratio = one.step.samples_per_s / other.step.samples_per_s
+    return ratio > EQUAL or (EQUAL * ratio >= 1 and one.bytes < other.bytes)
 
 
 def _planned(each: LaidOutDecoder) -> PlannedLayout:

@@ -93,10 +93,12 @@ def test_the_named_ones_fit_are_the_fastest_first_and_each_is_at_its_best_size()
     speeds = [each.tokens_per_s.value for each in named]
     assert speeds == sorted(speeds, reverse=True)
     assert all(each.bytes <= H100.memory for each in named)
-    keys = [(each.tensor, each.pipeline, each.zero_stage, each.is_checkpointed) for each in named]
+    keys = [(each.tensor, each.pipeline, each.is_checkpointed) for each in named]
     assert len({*keys}) == len(keys)
     fitting = [each for each in every if each.bytes <= H100.memory]
-    assert speeds[0] == pytest.approx(max(each.step.samples_per_s for each in fitting) * SHAPE.tokens)
+    # Of those as fast the one that needs least memory.
+    assert speeds[0] == pytest.approx(max(each.step.samples_per_s for each in fitting) * SHAPE.tokens, rel=0.01)
+    assert named[0].zero_stage == 2
     assert best_layouts(iter(every), 10 * 2.0**30) == ()
 
 
