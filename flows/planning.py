@@ -224,6 +224,7 @@ def _planned(
 _WIDTH = 140  # columns, if the output is no terminal
 _NONE_FITS = 1
 _MOST_ASKS = 3
+_MOST_TABLES = 3  # beside that of the whole training
 _OFFLOADS = {"offload-optimizer": "+opt", "offload-param": "+param"}
 # The data set alone is on the host too.
 _LITTLE = 2**28  # bytes
@@ -272,14 +273,18 @@ def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] 
         "accumulation; the largest one fits at even odds. +opt and +param: optimizer and parameters are offloaded.",
         highlight=False,
     )
-    for devices in record.devices:
+    whole, shown = record.whole, record.devices
+    if whole is not None and whole.rows and record.best is not None and len(shown) > _MOST_TABLES:
+        shown = (shown[record.best],)
+    for devices in shown:
         console.print()
         console.print(_fitting(_table(devices), console))
         if devices.layouts:
             console.print(_fitting(_layouts_table(devices), console))
         for line in [*devices.why, fewest_sentence(devices), *devices.notes]:
             console.print(plain(line), highlight=False)
-    whole = record.whole
+    if len(shown) < len(record.devices):
+        console.print(f"The page has such a table for each of {len(record.devices)} kinds.", highlight=False)
     if whole is not None and whole.rows:
         console.print()
         console.print(_training_table(whole))

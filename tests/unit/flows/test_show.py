@@ -10,6 +10,7 @@ from report_fixtures import STUDY_ID, recorded_study
 from zerotune.flows.planning import show_plan
 from zerotune.flows.records import show_command
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.plan.plan_record import PlannedRange, PlannedTraining, TrainingRow
 from zerotune.trial_lib.records.folders import StudyPaths
 
 
@@ -48,6 +49,33 @@ def test_tables_of_a_plan_are_whole_in_80_columns(
     assert "…" not in out
     assert "tokens/s" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_of_many_kinds_of_devices_the_terminal_has_one_table_and_the_whole_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = plan_by_hand()
+    row = TrainingRow(
+        device="h100-80gb",
+        devices="h100-80gb:8",
+        count=8,
+        label="z2",
+        micro_batch=4,
+        accumulation=2,
+        fits=0.97,
+        hours=PlannedRange(value=31, low=16, high=58),
+        marks=("asked",),
+    )
+    whole = PlannedTraining(length="3 epochs", rows=(row,), answer="The fewest devices: eight.")
+    many = few.model_copy(update={"devices": 2 * few.devices, "whole": whole})
+    paths, lines = plan_folder(tmp_path / "mine", few), list[str]()
+    show_plan(many, paths, lines.append)
+    out = capsys.readouterr().out
+    assert out.count(", foreseen\n") + out.count(", foreseen ") == 1
+    assert "such a table for each of 4 kinds" in out
+    assert "31 (16-58)" in out
+    assert "250 (130-460)" in out
+    assert "The fewest devices: eight." in lines
 
 
 @pytest.mark.parametrize(
