@@ -141,9 +141,20 @@ def plan(command: str | Sequence[str], *, folder: Path | str = ".", progress: bo
 SCHEMAS = {Path(__file__).with_name(f"{record.__name__.lower()}.schema.json"): record for record in (Study, Plan)}
 
 
+_SENTENCE = {"description": "All of it in words.", "type": "string"}
+_NOTES = {"description": "What limits it.", "items": {"type": "string"}, "type": "array"}
+# What the documents of these records have beside the fields
+_IN_WORDS = {
+    **{name: {"sentence": _SENTENCE} for name in ("SinceLast", "StepAccount", "PlannedTrials")},
+    "Finding": {"sentence": _SENTENCE, "notes": _NOTES},
+}
+
+
 def schema_text(record: type[FrozenRecord]) -> str:
     """The JSON Schema of a document. A later ZeroTune may add fields without another version."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **record.model_json_schema()}
+    for name in _IN_WORDS.keys() & schema["$defs"].keys():
+        schema["$defs"][name]["properties"] |= _IN_WORDS[name]
     return json.dumps(_open(schema), indent=2) + "\n"
 
 
