@@ -223,7 +223,7 @@ def run_study(study: OpenStudy) -> RunFailures:
         show_no_answer(driver, none)
         return RunFailures(study=none.reason)
     tell_since_last(driver)
-    report(driver, answer)
+    report(driver, answer, study.tracker)
     show_answer(driver, answer, study.tracker)
     return RunFailures(training=train_with_winner(study) if driver.setup.arguments.run_full_experiment else None)
 

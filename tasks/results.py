@@ -4,16 +4,21 @@ import json
 import logging
 import time
 from pathlib import Path
+from typing import cast
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from prefect import get_run_logger, task
 from prefect.artifacts import (
+    ProgressArtifact,
+    TableArtifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import Artifact
+from prefect.context import TaskRunContext
 from prefect.events import emit_event
 
 from zerotune.tasks.cancellation import hear_cancellation
@@ -160,12 +165,15 @@ def _row(confirmed: Confirmed, metric: str) -> dict[str, str]:
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
-def report(driver: StudyDriver, answer: Answer) -> None:
+def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     write_answer(driver, answer)
     # `tell_finding` has logged a confirmed answer.
-    headline = [] if answer.finding is not None else [_headline(driver, answer)]
-    for line in dict.fromkeys([*headline, _measured(driver, answer)]):
+    measured = _measured(driver, answer)
+    headline = [] if answer.finding is not None else [answer.sentence or measured]
+    for line in dict.fromkeys([*headline, measured]):
         driver.log.info("%s", line, extra=OF_THE_ANSWER)
+    with told_if_possible(driver.log):
+        link_to_mlflow(tracker.ways, "mlflow", "The trials in MLflow")
 
 
 def _measured(driver: StudyDriver, answer: Answer) -> str:
@@ -174,21 +182,14 @@ def _measured(driver: StudyDriver, answer: Answer) -> str:
     return f"Trial {best.number:04d} ({driver.state.label(best.number)}): {metric} {value}"
 
 
-def _headline(driver: StudyDriver, answer: Answer) -> str:
-    return answer.sentence or _measured(driver, answer)
-
-
-# These two belong to the run itself, and come last: a run's page shows its own artifacts before those of its tasks, and
-# the newest first.
+# A run's page shows its own artifacts before those of its tasks, in the order of their random ids. So one of these two
+# is the only one of the run itself.
 
 
 def show_answer(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
-    paths, headline, measured = driver.setup.paths, _headline(driver, answer), _measured(driver, answer)
-    candidate, notes = (
-        driver.state.candidates[answer.best.number],
-        () if answer.finding is None else answer.finding.lines,
-    )
-    config = json.dumps(deepspeed_part(candidate.complete(driver.known.base_config)), indent=2)
+    paths, measured = driver.setup.paths, _measured(driver, answer)
+    headline, notes = answer.sentence or measured, () if answer.finding is None else answer.finding.lines
+    config = deepspeed_part(driver.state.candidates[answer.best.number].complete(driver.known.base_config))
     said = filter(None, [*notes, cut_short(driver), *(account.sentences for account in answer.why)])
     lines = [
         f"## {headline}",
@@ -202,11 +203,10 @@ def show_answer(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
         f"- answer in MLflow: {in_words(tracker.run_ways)}",
         *(f"- {each}" for each in said),
         "```json",
-        config,
+        json.dumps(config, indent=2),
         "```",
     ]
     with told_if_possible(driver.log):
-        link_to_mlflow(tracker.ways, "mlflow", "The trials in MLflow")
         text, about = "\n".join(lines), "The winning DeepSpeed configuration."
         create_markdown_artifact(text, key="best-configuration", description=about)
 
@@ -225,11 +225,18 @@ _ROWS = 100
 _SHARE = 0.05  # of the search's time at most is spent on updates
 
 
+@task(name="search", cache_policy=NO_CACHE, persist_result=False)
+def _begin_search() -> UUID | None:
+    # The task run that has the artifacts of the search.
+    context = TaskRunContext.get()
+    return None if context is None else context.task_run.id
+
+
 class Progress:
     """The two artifacts of a running study. Their updates take `_SHARE` of the search's time at most."""
 
     def __init__(self, driver: StudyDriver) -> None:
-        self._driver = driver
+        self._driver, self._search = driver, _begin_search()
         self._bar: UUID | None = None
         self._next = 0.0
 
@@ -243,15 +250,14 @@ class Progress:
         columns = trial_columns("prefect", driver.metric)
         more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
         with told_if_possible(driver.log):
-            create_table_artifact(
-                [{column.name: column.cell(row) for column in columns} for row in rows[:_ROWS]],
-                key="leaderboard",
-                description=f"Best first, by {driver.metric}{more}",
-            )
+            table = [{column.name: column.cell(row) for column in columns} for row in rows[:_ROWS]]
+            about = f"Best first, by {driver.metric}{more}"
+            TableArtifact(key="leaderboard", table=table, description=about, task_run_id=self._search).create()
             most = driver.setup.arguments.max_trials
-            percent = 100.0 * driver.state.searched / most
+            percent, about = 100.0 * driver.state.searched / most, f"{most} trials at most"
             if self._bar is None:
-                self._bar = create_progress_artifact(percent, key="progress", description=f"{most} trials at most")
+                bar = ProgressArtifact(key="progress", progress=percent, description=about, task_run_id=self._search)
+                self._bar = cast(Artifact, bar.create()).id
             else:
                 update_progress_artifact(self._bar, percent)
         ended = time.monotonic()

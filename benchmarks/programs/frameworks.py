@@ -295,14 +295,15 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             gains[1] += ", outside"
         engine = "-" if "gain" not in row else "other" if row["engine_differs"] else "same"
         if "planned_on" in row:
-            gains[0] = f"foreseen on {row['planned_on']}: {row['answer']}"
+            gains[0] = f"planned in {row['study_s']} s for {row['planned_on']}: {row['answer']}"
         cells = [f"{CASES[name].title}, {row['date']}", versions, *gains, engine, f"{row['study_s'] / 60:.1f}"]
         yield f"| {' | '.join(cells)} |"
 
 
 def shown(row: Mapping[str, Any]) -> Iterator[str]:
     """Yields what a framework's section has of its study."""
-    yield from ("```", f"$ {row['typed']}")
+    plan = f"zerotune plan --on {row['planned_on']} -- " if "planned_on" in row else ""
+    yield from ("```", f"$ {plan}{row['typed']}")
     if "gain" not in row:
         yield from (row["answer"], "```")
         return

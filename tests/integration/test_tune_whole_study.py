@@ -253,6 +253,9 @@ def test_prefect_shows_a_growing_leaderboard_the_progress_the_profile_and_the_an
     assert confirmation[0]["configuration"] == "your configuration"
     assert "| 3 |" in pages["profile"]
     assert "train_micro_batch_size_per_gpu" in pages["best-configuration"]
+    # A run's page shows its own artifacts first.
+    own = ran.prefect("select key from artifact where flow_run_id = ? and task_run_id is null")
+    assert own == [("best-configuration",)]
 
 
 def test_mlflow_holds_one_parent_and_one_child_for_each_trial(ran: Ran, runs: list[Run], client: MlflowClient) -> None:
