@@ -207,8 +207,7 @@ def show_answer(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
         "```",
     ]
     with told_if_possible(driver.log):
-        text, about = "\n".join(lines), "The winning DeepSpeed configuration."
-        create_markdown_artifact(text, key="best-configuration", description=about)
+        create_markdown_artifact("\n".join(lines), key="best-configuration", description=headline)
 
 
 def show_no_answer(driver: StudyDriver, none: NoAnswer) -> None:

@@ -230,14 +230,18 @@ def study(case: Case, rounds: int, work: Path) -> dict[str, Any]:
     for _ in range(rounds):
         ran["typed"].append(steps_of_ranks(folder, program.typed, program.variables))
         ran["best"].append(steps_of_ranks(changed, words, {**program.variables, **variables}))
-    recorded = json.loads(paths.trial(document["best"]["trial"]).engine_built(0).read_text())["engine"]
+    trials = {"typed": confirmed["typed"]["trials"][0], "best": document["best"]["trial"]}
+    engines = {
+        name: json.loads(paths.trial(each).engine_built(0).read_text())["engine"] for name, each in trials.items()
+    }
     speeds = {name: [samples_per_s(run) for run in runs] for name, runs in ran.items()}
     logs = [math.log(high / low) for low, high in zip(speeds["typed"], speeds["best"], strict=True)]
     mean, half = statistics.fmean(logs), T_95[rounds] * statistics.stdev(logs) / math.sqrt(rounds)
     plain = {"value": math.exp(mean), "low": math.exp(mean - half), "high": math.exp(mean + half)}
     return {
         **row,
-        "engine_differs": list(differences(recorded, ran["best"][0][0][0]["engine"])),
+        "engine_differs": list(differences(engines["best"], ran["best"][0][0][0]["engine"])),
+        "typed_engine_differs": list(differences(engines["typed"], ran["typed"][0][0][0]["engine"])),
         "samples_per_s": speeds,
         "samples_per_s_of_median_steps": {name: [summary(run).samples_per_s for run in ran[name]] for name in ran},
         "gain_plainly": plain,
