@@ -137,6 +137,24 @@ def test_a_trainer_trains_alike_by_ddp_whatever_its_flag_says(trials: Trials) ->
     expect_alike(trials, *(replace(plan, ds_config=plan.candidate.complete(base)) for plan in plans))
 
 
+def test_a_trainer_trains_alike_by_fsdp2(trials: Trials) -> None:
+    """Accelerate has no FSDP on a CPU, so the program gives it there. What it partitions and trains is torch's own."""
+    options = {"model_dir": ANY, "config_flag": "--deepspeed", "purpose": Purpose.CONFIRM, **BATCH}
+    script = "fsdp_on_cpu.py" if this_host().device == "cpu" else "trainer.py"
+    words = (script, "--hidden_size", "64", "--dropout", "0", "--max_steps", "30", *TRAINER_FLAGS)
+    base = json.loads((ANY / "ds_auto.json").read_text())
+    del base["scheduler"]
+    plan, other = (trials.plan(*words, zero={"stage": 3}, **options) for _ in range(2))
+    plan, other = (replace(each, ds_config=each.candidate.complete(base), weighs=True) for each in (plan, other))
+    with_it, without = (trials.start(each).result() for each in (plan, by("fsdp2", other)))
+    for result in (with_it, without):
+        assert result.outcome is Outcome.COMPLETED, result.reason
+        assert result.metrics["throughput"] * result.metrics["latency"] == pytest.approx(16)
+    assert without.losses == pytest.approx(with_it.losses, rel=1e-4)
+    # A part would be gathered to be read.
+    assert without.weight_change is None
+
+
 def test_accelerate_trains_alike_by_ddp(trials: Trials) -> None:
     base = json.loads((ANY / "accelerate_ds.json").read_text())
     plans = []

@@ -113,8 +113,8 @@ def install(kind: str, overrides: Mapping[str, Any], observer: Any) -> None:
 
     def prepare(original: Callable[..., Any], accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
         prepared = original(accelerator, *objects, **kwargs)
-        # FSDP2 and a lone rank have no wrapper.
-        for each in prepared if isinstance(prepared, tuple) else (prepared,):
+        # FSDP2, which comes in a list, and a lone rank have no wrapper.
+        for each in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
             if isinstance(each, torch.nn.Module) and not engines:
                 observer.initialize_called()
                 built(each)
