@@ -205,11 +205,7 @@ def test_a_model_of_transformers_has_the_operators_of_a_real_run(run_really, for
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name",
-    [
-        *("mistral", "qwen2", "qwen3", "mixtral", "gpt_neox", "gpt2", "opt", "t5"),
-        # Its decoder makes a mask of ones itself, and it is asked twice whether that hides something.
-        pytest.param("bart", marks=pytest.mark.xfail(strict=True, reason="A mask is asked once more than really.")),
-    ],
+    ["mistral", "qwen2", "qwen3", "mixtral", "gpt_neox", "gpt2", "opt", "t5", "bart"],
 )
 def test_each_architecture_has_the_operators_of_a_real_run(run_really, foresee_text, name):
     text = f"CHOSEN = ['{name}']" + MODELS
