@@ -30,13 +30,18 @@ MODELS = {
     ),
 }
 
+# Of texts, and of something else.
+SHORT = ("encoder-decoder", "vision")
+
 
 def written(kind, folder):
     (folder / f"{kind}.json").write_text(json.dumps(MODELS[kind].to_dict()))
     return with_program(PlanArguments(model=folder / f"{kind}.json"), folder).model_dir
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [*SHORT, *(pytest.param(kind, marks=pytest.mark.long) for kind in MODELS if kind not in SHORT)]
+)
 def test_the_program_trains_without_zerotune(kind, tmp_path):
     words = "--use_cpu --max_steps 2 --output_dir out --report_to none --save_strategy no --length 16 --logging_steps 1"
     trained = subprocess.run(
