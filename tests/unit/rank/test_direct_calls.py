@@ -54,8 +54,14 @@ class Watched:
         return graph.forward
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
-@pytest.mark.parametrize("when", ["before", "after", "wrapped", "never"])
+@pytest.mark.parametrize(
+    ("when", "fullgraph"),
+    [
+        *(("before", True), ("after", True), ("wrapped", True), ("never", False)),
+        *(pytest.param(when, False, marks=pytest.mark.long) for when in ("before", "after", "wrapped")),
+        pytest.param("never", True, marks=pytest.mark.long),
+    ],
+)
 def test_a_call_is_noted_and_no_graph_is_broken_by_it(when: str, fullgraph: bool) -> None:
     watched = Watched(when, fullgraph)
     for _ in range(3):
@@ -64,7 +70,9 @@ def test_a_call_is_noted_and_no_graph_is_broken_by_it(when: str, fullgraph: bool
     assert watched.graphs == (when != "never")
 
 
-@pytest.mark.parametrize("when", ["before", "after", "wrapped", "never"])
+@pytest.mark.parametrize(
+    "when", ["wrapped", *(pytest.param(when, marks=pytest.mark.long) for when in ("before", "after", "never"))]
+)
 def test_afterwards_the_model_is_as_it_was(when: str) -> None:
     watched = Watched(when, fullgraph=True)
     for _ in range(2):
