@@ -12,10 +12,12 @@ import json
 import math
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
+
+import numpy as np
 
 from benchmarks.memory_model.record import HELD_OUT
 from benchmarks.memory_model.shapes import Program, log_likelihoods, observe, programs, shares
@@ -30,6 +32,7 @@ AFTER = (0, 1, 2, 4, 8, 16)  # trials, the user's own configuration the first
 _COURSES, _ASKED = 2, 40  # of a table; candidates that are asked about at a time
 _LIKELY, _LARGEST = 0.9, 0.6  # a trial fits with that probability, and mostly is the largest that does
 _SURE = 0.95
+_LEAST, _ROUNDS = 1e-4, 25  # of the map: the least probability, and steps of Newton's
 _OPEN = 0.1, 0.9  # probabilities between which neither end is likely
 _FEWEST_PROGRAMS = 3
 
@@ -192,6 +195,38 @@ def judged(is_foreseen: bool, names: Collection[str]) -> Iterator[tuple[Program,
         yield program, shapes, [each for seed in range(_COURSES) for each in answers(program, shapes, seed)]
 
 
+def with_a_map(given: Sequence[Answer]) -> dict[str, Any]:
+    """Returns what a monotone map of the probabilities would do: two constants on the scale of logarithms of odds,
+    fitted to all programs but the one that is judged.
+    """
+    said = [each for each in given if each.fits is not None]
+    fits = np.clip([each.fits or 0.0 for each in said], _LEAST, 1 - _LEAST)
+    odds = np.stack([np.ones(len(said)), np.log(fits / (1 - fits))], axis=1)
+    fitted, programs_of = np.array([each.completed for each in said]), np.array([each.program for each in said])
+    mapped, constants = np.empty(len(said)), []
+    for program in sorted(set(programs_of)):
+        others, own, weights = programs_of != program, programs_of == program, np.array([0.0, 1.0])
+        for _ in range(_ROUNDS):
+            expected = 1 / (1 + np.exp(-odds[others] @ weights))
+            curvature = (odds[others] * (expected * (1 - expected))[:, None]).T @ odds[others]
+            weights = weights + np.linalg.solve(curvature, odds[others].T @ (fitted[others] - expected))
+        mapped[own] = 1 / (1 + np.exp(-odds[own] @ weights))
+        constants.append(weights)
+    judged_anew = [replace(each, fits=float(fits)) for each, fits in zip(said, mapped, strict=True)]
+    low, high = np.min(constants, axis=0), np.max(constants, axis=0)
+    return {
+        "constants": [[round(float(end), 3) for end in ends] for ends in zip(low, high, strict=True)],
+        "loss": _loss(fits, fitted),
+        "loss_with_map": _loss(np.clip(mapped, _LEAST, 1 - _LEAST), fitted),
+        "bins_with_map": figures(judged_anew)["bins"],
+    }
+
+
+def _loss(fits: Any, fitted: Any) -> float:
+    # The logarithmic loss, summed.
+    return round(float(-np.log(np.where(fitted, fits, 1 - fits)).sum()), 1)
+
+
 def show(name: str, found: dict[str, Any]) -> None:
     bins = " ".join(f"{each['said']:.2f}:{each['fitted']:.2f}({each['cases']})" for each in found["bins"] if each)
     inside, below, error = (found[key] for key in ("in_the_90_percent_interval", "below_it", "median_error"))
@@ -261,6 +296,8 @@ def main() -> None:
             show(name, tables[name])
         after = {n: figures([each for each in together if each.after == n]) for n in AFTER}
         record["kinds"][kind] = {"all": figures(together), "after_trials": after, "tables": tables}
+        if not is_held_out:
+            record["kinds"][kind]["with_a_map"] = with_a_map(together)
         show(kind, record["kinds"][kind]["all"])
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if not is_held_out:
