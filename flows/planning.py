@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -287,7 +287,11 @@ def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] 
         console.print(f"The page has such a table for each of {len(record.devices)} kinds.", highlight=False)
     if whole is not None and whole.rows:
         console.print()
-        console.print(_training_table(whole))
+        table = _training_table(whole)
+        wide = console.options.update(width=10 * console.width)
+        if console.measure(table, options=wide).minimum > console.width:
+            table.columns = [column for column in table.columns if column.header != "fits"]
+        console.print(table)
         console.print(TRAINING_HOURS, highlight=False)
     for line in _remarks(record):
         console.print(plain(line), highlight=False)
@@ -362,20 +366,22 @@ def _layouts_table(devices: PlannedDevices) -> Table:
 
 
 def _training_table(whole: PlannedTraining) -> Table:
-    table = Table(
-        title=f"The whole training: {whole.length}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    title = f"The whole training: {whole.length}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     has_prices = any(row.price for row in whole.shown)
-    table.add_column("devices", no_wrap=True)
-    table.add_column("arm", min_width=10)
-    for column in ("fits", "hours", "price" if has_prices else "device-hours"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", min_width=9)
+    rows = []
     for row in whole.shown:
-        price = row.price if has_prices else row.device_hours
+        fits = likelihood(row.fits).replace("over ", ">").replace(" ", "")
+        figures = (_range(row.hours, 2), _range(row.price if has_prices else row.device_hours, 2))
         name = f"{_brief_label(row)}, {row.micro_batch} x {row.accumulation}"
-        cells = (likelihood(row.fits).replace("over ", ">").replace(" ", ""), _range(row.hours, 2), _range(price, 2))
-        table.add_row(f"{row.devices}{' *' if row.is_best else ''}", name, *cells, ", ".join(row.marks))
+        rows.append((f"{row.devices}{' *' if row.is_best else ''}", name, fits, *figures, ", ".join(row.marks)))
+    for place, header in enumerate(("devices", "arm", "fits", "hours", "price" if has_prices else "device-hours", "")):
+        # The arm and the marks may take several lines.
+        least = {"arm": 10, "": 9}.get(header) or max(len(row[place]) for row in rows)
+        justify: Literal["left", "right"] = "left" if header in ("devices", "arm", "") else "right"
+        table.add_column(header, justify=justify, min_width=least, no_wrap=header not in ("arm", ""))
+    for row_of_cells in rows:
+        table.add_row(*row_of_cells)
     return table
 
 

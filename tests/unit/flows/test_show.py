@@ -78,6 +78,33 @@ def test_of_many_kinds_of_devices_the_terminal_has_one_table_and_the_whole_train
     assert "The fewest devices: eight." in lines
 
 
+def test_a_short_training_has_its_hours_whole_in_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zerotune.flows.planning._WIDTH", 80)
+    row = TrainingRow(
+        device="rtx4090-24gb",
+        devices="rtx4090-24gb:1",
+        count=1,
+        label="z2-offload-optimizer",
+        micro_batch=16,
+        accumulation=1,
+        fits=0.97,
+        hours=PlannedRange(value=0.39, low=0.16, high=0.99),
+        price=PlannedRange(value=0.17, low=0.068, high=0.44),
+        marks=("asked", "fewest", "cheapest"),
+        is_best=True,
+    )
+    record = plan_by_hand(whole=PlannedTraining(length="3 epochs", rows=(row,)))
+    show_plan(record, plan_folder(tmp_path / "mine", record))
+    out = capsys.readouterr().out
+    assert "0.39 (0.16-0.99)" in out
+    assert "0.17 (0.068-0.44)" in out
+    assert "cheapest" in out
+    assert "rtx4090-24gb:1 *" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("first", "said"),
     [
