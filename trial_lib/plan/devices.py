@@ -218,7 +218,7 @@ class Efficiencies:
     module: Constant = Constant(2.9e-4, 0.4)
     # What all of this leaves out. Its value multiplies a step. The spread is that by which 90 % of left-out sources are
     # held (benchmarks/foresee/public_gpus/fit_speed.py).
-    whole: Constant = Constant(1.0, 0.44)
+    whole: Constant = Constant(1.0, 0.45)
 
     def changed(self, logarithms: Mapping[str, float]) -> "Efficiencies":
         """These constants, each multiplied by the exponential of its entry."""

@@ -122,17 +122,20 @@ class FeedForward(nn.Module):
 class Norm(nn.Module):
     """A norm: RMS for a gated model, else of mean and variance, which is one kernel.
 
-    PyTorch's trainers write the RMS norm out in 32 bits. A compiled one is a kernel that keeps its input.
+    PyTorch's trainers write the RMS norm out in 32 bits. A compiled one is a kernel that keeps its input, and others
+    have a kernel of their own.
     """
 
     def __init__(self, program: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(program.hidden))
         self.bias = None if program.is_gated else nn.Parameter(torch.zeros(program.hidden))
-        self.compiled = program.compiled
+        self.compiled, self.is_fused = program.compiled, program.has_fused_norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the normed input."""
+        if self.is_fused:
+            return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-6)
         if self.bias is not None:
             return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias)
         return _Again.apply(_rms_norm, x, self.weight) if self.compiled else _rms_norm(x, self.weight)

@@ -56,7 +56,12 @@ _KNOWN_OPTIMIZERS = r"^$|adam|muon|lamb"
 # Experts, an encoder beside the decoder, or shapes of another model: parameters that differ by more are not the row's.
 _LIKE = 1.4
 # Fields that were added later, and their values if they say nothing.
-_ADDED = {"checkpoints_by_operation": False, "lora": 0, "adapters": 0, "shards": 1, "divided": 1, "is_narrow": False}
+_ADDED = {
+    **dict.fromkeys(("checkpoints_by_operation", "has_fused_norm", "is_narrow"), False),
+    **{"lora": 0, "adapters": 0, "shards": 1, "divided": 1},
+}
+# Frameworks whose RMS norm is one kernel (nanotron's `TritonRMSNorm` in src/nanotron/models/llama.py).
+_FUSED_NORM = ("nanotron",)
 # Frameworks whose configurations recompute by operation unless they say otherwise (torchtitan's `SelectiveAC`).
 _SELECTS_OPERATIONS = ("torchtitan",)
 
@@ -81,6 +86,7 @@ class RowProgram:
         checkpoints: whether a layer keeps its input alone for the backward pass.
         checkpoint_every: how many layers there are for each that does.
         checkpointed_layers: layers of one such piece.
+        has_fused_norm: whether the RMS norm of the plain decoder is one kernel.
         checkpoints_by_operation: whether such a piece also keeps attention and every second product of matrices.
         loss: `full`; `half`, which computes in 16 bits; `chunked` and `compiled`, which keep logits in 16 bits;
             `in place` and `wide in place`, whose gradient takes the place of logits in 16 or 32 bits; `fused`, which
@@ -128,6 +134,7 @@ class RowProgram:
     shards: int = 1
     divided: int = 1
     checkpoints_by_operation: bool = False
+    has_fused_norm: bool = False
     lora: int = 0
     adapters: int = 0
     is_narrow: bool = False
@@ -240,6 +247,7 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         checkpoint_every=2 if is_selective and not by_operation else 1,
         checkpointed_layers=row.get("checkpointed_layers", 1),
         checkpoints_by_operation=by_operation,
+        has_fused_norm=family == "decoder" and is_gated and any(each in words for each in _FUSED_NORM),
         loss=row.get("loss") or _loss(words, is_old=_is_old(row, family)),
         compiled=bool(row.get("compiled")),
         is_plain=row["gpus"] == 1 and row["zero_stage"] == 0 and "deepspeed" not in row["framework"].lower(),

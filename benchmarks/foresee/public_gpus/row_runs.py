@@ -127,6 +127,13 @@ def add(programs: Sequence[RowProgram], may_run: Callable[[], bool] = lambda: Tr
         store: the file.
     """
     kept = {kind: {size: dict(pieces) for size, pieces in sizes.items()} for kind, sizes in _stored(store).items()}
+    for kind, members in _of_kinds(programs).items():
+        # A size between the two is not run again, so an older run of it goes.
+        kept[kind] = {
+            size: pieces
+            for size, pieces in kept.get(kind, {}).items()
+            if int(size) in _ends(members) or all(each.get("code") == code() for each in pieces.values())
+        }
     wanted = _to_run(programs, kept)
     for number, (kind, program) in enumerate(wanted, start=1):
         piece = replace(program, layers=few_layers(program))
@@ -157,19 +164,27 @@ def _can_grow(run: ForeseenRun, few: int, program: RowProgram) -> bool:
 
 
 def _to_run(programs: Sequence[RowProgram], kept: Mapping[str, Any]) -> list[tuple[str, RowProgram]]:
-    kinds: dict[str, list[RowProgram]] = {}
-    for program in programs:
-        kinds.setdefault(kind_of_program(program), []).append(program)
     found = []
-    for kind, members in kinds.items():
-        sizes = [each.micro_batch for each in members]
+    for kind, members in _of_kinds(programs).items():
         # A run of few ranks has the same operations, and is no faster.
         one = min(members, key=lambda each: (-each.accumulation, each.world))
-        for size in sorted({min(sizes), max(sizes)}):
+        for size in _ends(members):
             pieces = kept.get(kind, {}).get(str(size), {})
             if not pieces or any(each.get("code") != code() for each in pieces.values()):
                 found.append((kind, sized(one if _reduces_late(one) else _once(one), size)))
     return found
+
+
+def _of_kinds(programs: Sequence[RowProgram]) -> dict[str, list[RowProgram]]:
+    kinds: dict[str, list[RowProgram]] = {}
+    for program in programs:
+        kinds.setdefault(kind_of_program(program), []).append(program)
+    return kinds
+
+
+def _ends(members: Sequence[RowProgram]) -> list[int]:
+    sizes = [each.micro_batch for each in members]
+    return sorted({min(sizes), max(sizes)})
 
 
 def _reduces_late(program: RowProgram) -> bool:
