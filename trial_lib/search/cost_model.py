@@ -186,10 +186,11 @@ _LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.1, 0.08, 0.2, 0.05
 # The expected costs of arms may be off, each for itself, by this share of them: the further behind an arm is expected,
 # the less sure that is. And all of them may be wrong together, even in their order. Their weight is 1, with one of
 # these deviations, which have these probabilities before any trial. Where a plan's costs are wrong together, each arm's
-# may also be off by as much as this, because the intervals of its speeds are a factor of two wide, either way.
+# may be off as well: by little more than usual, or by as much as the intervals of its speeds are wide, a factor of two
+# either way. The latter alone would not be believed after trials, because it makes each of their results unlikely.
 _OWN_SHARE = 0.2
 _ORDERS = {0.3: 0.85, 1.5: 0.15}
-_STRAYS = 0.5
+_STRAYS = (0.15, 0.5)
 _CURVE_OCTAVES = 1.5
 # The share of an arm's own part that arms with other switches of the program have as well. A compiled model, or one
 # that recomputes, sends the same gradients. By replay of the clusters with switches (benchmarks/replay).
@@ -304,7 +305,7 @@ class CostModel:
     ) -> None:
         self._coordinates = coordinates
         self._curves = curves or {}
-        self._strays = _STRAYS if is_planned else 0.0
+        self._strays = _STRAYS if is_planned else (0.0,)
         self._prior_costs = np.array(prior_costs) - min(prior_costs)
         self._grows = grows
         self._points = list(points)
@@ -342,9 +343,6 @@ class CostModel:
             mean += process.weight * means[: len(points)]
             gain += process.weight * _knowledge_gradient(means, covariance, len(points), scales.noise)
         return Prediction(mean, gain)
-
-    def size_effect(self, arm: int, sizes: Sequence[int]) -> Array:
-        return self.expected([Point(arm, 0, size) for size in sizes])
 
     def expected(self, points: Sequence[Point]) -> Array:
         """Returns the expected cost of some points, in logarithms; much less work than `predict`."""
@@ -442,15 +440,16 @@ class CostModel:
     # -- the fitted numbers --------------------------------------------------------------------------------------
 
     def _fit(self, points: Sequence[Point], costs: Array) -> list[tuple[_Scales, float]]:
-        orders = [(weight, self._strays if weight == max(_ORDERS) else 0.0) for weight in _ORDERS]
+        wrong = max(_ORDERS)
+        orders = [(weight, 0.0) for weight in _ORDERS if weight != wrong] + [(wrong, each) for each in self._strays]
         fitted = product(_HALF_SIZES, _FINE, _NOISES, orders)
         settings = [_Scales(half_size, fine, noise, *weight) for half_size, fine, noise, weight in fitted]
         scores = np.array([_prior(scales) for scales in settings])
         if points:
             scores += self._log_likelihoods(points, costs, settings)
-        weights, found = np.array([scales.weight for scales in settings]), dict[int, float]()
-        for weight in _ORDERS:
-            ours = np.flatnonzero(weights == weight)
+        found = dict[int, float]()
+        for first in range(len(orders)):
+            ours = np.arange(first, len(settings), len(orders))
             likely = ours[np.argsort(-scores[ours], kind="stable")[:_AVERAGED]]
             top = scores[likely[0]]
             shares = np.exp(scores[likely] - top)
@@ -473,7 +472,7 @@ class CostModel:
 
 
 def _prior(scales: _Scales) -> float:
-    return log(_ORDERS[scales.weight]) - 0.5 * sum(
+    return log(_ORDERS[scales.weight] / (len(_STRAYS) if scales.strays else 1)) - 0.5 * sum(
         ((log(value) - centre) / width) ** 2
         for value, (centre, width) in (
             (scales.half_size, _HALF_SIZE_PRIOR),
