@@ -26,6 +26,7 @@ from zerotune.trial_lib.search.base import (
     expected_costs,
     expected_curves,
     key_of,
+    size_limit,
     switches_in,
 )
 from zerotune.trial_lib.search.cost_model import Array, CostModel, Point, SpaceCoordinates
@@ -110,7 +111,8 @@ def best_free_batch(
     candidate, result = best
     step = min(1.0, result.metrics.get("step", 0.0) / result.metrics["latency"]) if "latency" in result.metrics else 0.0
     gains = []
-    here, *there = model.size_effect(point.arm, [point.size, *(other.micro_batch_size for other in others)])
+    sizes = [point.size, *(other.micro_batch_size for other in others)]
+    here, *there = model.expected([Point(point.arm, 0, size) for size in sizes])
     for other, expected in zip(others, there, strict=True):
         share = step * _samples(candidate) / _samples(other)
         gains.append(FreeBatchGain(other, 1 / ((1 - step) * exp(float(expected - here)) + share)))
@@ -125,12 +127,12 @@ _NEARLY_EQUAL = 0.02
 _SETTLED = 0.01
 # The share of trials that may fail because nothing safer had much to gain.
 _RISKED = 0.1
+# A value that its arm has not had is worth a trial from this share of the least gain on. Nothing else would show it.
+_LEAST_SURPRISE = 0.5
 # Larger sizes that a sweep may reach, besides the one that surely fits. The group itself finds out whether they fit.
 _SWEPT_SIZES = 2
 # Arms whose settings of fine knobs are weighed at several sizes, and at how many.
 _FINALISTS, _FINE_SIZES = 3, 4
-# Best guesses that may fail before an arm has none.
-_FAILED_GUESSES = 1
 # The weight of another reading of a possible answer, relative to the gain of that one step; chosen by replay. The best
 # of many readings is the luckiest (intensification, as in SMAC: Hutter et al., LION 5 (2011) 507).
 _WORTH_AGAIN = 3.0
@@ -249,8 +251,7 @@ class AdaptiveSearch(Search):
         elif result.outcome is Outcome.TOO_SLOW:
             limits.ran(point.index, point.size)
             if self._measured:
-                by_sample = not self.metric.smaller_is_better
-                cost = stopped_cost(self._measured, candidate, result, by_sample)
+                cost = stopped_cost(self._measured, candidate, result, by_sample=not self.metric.smaller_is_better)
                 self._measured.append(PointCost(point, cost, candidate, _step_seconds(result)))
         elif result.outcome is Outcome.INVALID and self._fitting.own_policy.only_micro_batch not in (None, point.size):
             self._failed.add(point)  # the program fed its only size, which says nothing about the arm
@@ -307,7 +308,9 @@ class AdaptiveSearch(Search):
         if gains.max(initial=0.0) < _SETTLED:
             fine = self._untried(self._fine_options())
             options, gains = [*options, *fine], np.concatenate([gains, self._gains(fine)])
-        if not self._in_flight and (not options or (self._may_risk and gains.max(initial=0.0) < _SETTLED)):
+        # Probabilities of foreseen arms hold.
+        may_risk = bool(self.problem.foreseen) and len(self._did_not_fit) < _RISKED * (self._asked + 1)
+        if not self._in_flight and (not options or (may_risk and gains.max(initial=0.0) < _SETTLED)):
             # Candidates with even odds are worth a trial too. Failures for memory have lowered all probabilities, or
             # what surely fits has little more to gain.
             risky = self._racing(risk=EVEN_ODDS)
@@ -318,7 +321,8 @@ class AdaptiveSearch(Search):
         again = self._again()
         gains_again = self._model().predict(again).gain
         most, most_again = float(gains.max(initial=0.0)), float(gains_again.max(initial=0.0))
-        if max(most, most_again) < self._min_gain or not (options or most_again):
+        has_ended = most < _LEAST_SURPRISE * self._min_gain and most_again < self._min_gain
+        if has_ended or not (options or most_again):
             return None
         if most_again >= self._min_gain and _WORTH_AGAIN * most_again > most:
             return self._candidate(again[int(np.argmax(gains_again))])
@@ -326,11 +330,6 @@ class AdaptiveSearch(Search):
         nearly_equal = 0.0 if self.problem.foreseen else _NEARLY_EQUAL
         near = [place for place, gain in enumerate(gains) if gain >= most * (1 - nearly_equal)]
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
-
-    @property
-    def _may_risk(self) -> bool:
-        # Probabilities of foreseen arms hold.
-        return bool(self.problem.foreseen) and len(self._did_not_fit) < _RISKED * (self._asked + 1)
 
     def _again(self) -> list[Point]:
         in_flight = set(self._running.values())
@@ -344,7 +343,9 @@ class AdaptiveSearch(Search):
         """
         larger = self._larger(options)
         expected = self._model().predict(options)
-        weighed: Array = expected.gain + self._surprises(options, expected.mean)
+        # The largest of many small gains is mostly an error of the model, so they do not count.
+        weighed = np.where(expected.gain < self._min_gain, 0.0, expected.gain)
+        weighed += self._surprises(options, expected.mean)
         for place, start in enumerate(options):
             if self.problem.foreseen:
                 beyond = [(gain, self._probability(point)) for point, gain in larger.get(start, ())]
@@ -423,7 +424,7 @@ class AdaptiveSearch(Search):
         return self._untried(replace(start, size=size) for size in larger)
 
     def _leading(self, arm: int) -> list[int]:
-        few = range(min(self._arms[arm].size, _FAILED_GUESSES + 1))
+        few = range(min(self._arms[arm].size, 2))  # if a best guess failed, a second one may run
         guess = next((index for index in few if not self._failures.is_out(arm, index)), None)
         ours = [measured for measured in best_and_latest(self._measured) if measured.point.arm == arm]
         best = [min(ours, key=lambda measured: measured.cost).point.index] if ours else []
@@ -467,26 +468,23 @@ class AdaptiveSearch(Search):
         if self._failures.is_out(arm, index):
             return []
         if risk is None:
-            is_foreseen = bool(self.problem.foreseen)
-            risk = memory_risk(self._asked, len(self._did_not_fit), len(self._in_flight), is_foreseen)
+            told = self._asked - self._failures.inconclusive
+            risk = memory_risk(told, len(self._did_not_fit), len(self._in_flight), bool(self.problem.foreseen))
         return self._fitting.sizes(self._arms[arm].family(index), (arm, index), self._bound(arm), risk)
 
     def _policy_of(self, arm: int) -> BatchPolicy:
         return self._fitting.policy(self._arms[arm].knobs)
 
     def _bound(self, arm: int) -> int:
-        limit = self._failures.size_limit(self.problem.base_config.get(MICRO_BATCH))
+        limit = size_limit(self._failures.largest_run, self.problem.base_config.get(MICRO_BATCH))
         limit = max(limit, *self._policy_of(arm).sizes()[:1], 1)
         bounds = [self._limits[arm].bound, self._failures.bound]
         return min([limit, *(bound - 1 for bound in bounds if bound is not None)])
 
     def _untried(self, points: Iterable[Point]) -> list[Point]:
         tried = {each.point for each in self._measured} | set(self._running.values())
-        return [point for point in dict.fromkeys(points) if point not in tried and not self._is_left_out(point)]
-
-    def _is_left_out(self, point: Point) -> bool:
-        largest = self._shared.largest(self._arms[point.arm].knobs)
-        return largest is not None and point.size > largest
+        left = [(point, self._shared.largest(self._arms[point.arm].knobs)) for point in dict.fromkeys(points)]
+        return [each for each, most in left if each not in tried and (most is None or each.size <= most)]
 
     def _probability(self, point: Point) -> float:
         return self._fitting.probability(self._candidate(point))

@@ -44,13 +44,13 @@ class AdaptiveSettings(SearchSettings):
         zero_stages: ZeRO stages that may be used.
         divisible_by: every micro-batch size (samples) is a multiple of it.
         memory_headroom: share of a device's memory that is to stay free.
-        min_gain: end the search when no trial is expected to gain more than this share.
+        min_gain: end the search when no trial is expected to gain this share, and no value new to its arm half of it.
     """
 
     zero_stages: ZeroStages = (0, 1, 2, 3)
     divisible_by: PositiveInt = 1
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    min_gain: NonNegativeFloat = 0.0005
+    min_gain: NonNegativeFloat = 0.001
 
 
 class BinarySettings(SearchSettings):

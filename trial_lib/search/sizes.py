@@ -10,7 +10,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BA
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.records.candidate import Candidate, Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.search.base import SearchProblem, size_limit
+from zerotune.trial_lib.search.base import SearchProblem
 from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
 from zerotune.trial_lib.search.cost_model import Point
 from zerotune.trial_lib.search.memory_model import MemoryModel
@@ -325,28 +325,30 @@ class Failures:
     """
 
     def __init__(self) -> None:
-        self._largest_run = 0
+        self.largest_run = 0
         self._out_of_data: int | None = None
         self._failed: dict[tuple[int, int], int] = {}
         self._lost: set[Point] = set()
         self._killed: dict[int, int] = {}
 
     def ran(self, size: int) -> None:
-        self._largest_run = max(self._largest_run, size)
-
-    def size_limit(self, own: object) -> int:
-        return size_limit(self._largest_run, own)
+        self.largest_run = max(self.largest_run, size)
 
     def is_inconclusive(self, point: Point, result: TrialResult) -> bool:
         """Returns whether a trial's end teaches nothing: it was cancelled, or killed from outside for the first time. A
         second kill counts as a failure, so that the search does not ask for the candidate again and again. After one
         candidate has been killed twice, a kill at a size that nothing has run counts at once.
         """
-        is_known = bool(self._killed) and point.size > self._largest_run
+        is_known = bool(self._killed) and point.size > self.largest_run
         if not result.from_outside or point in self._lost or (result.outcome is Outcome.CRASHED and is_known):
             return result.outcome is Outcome.CANCELLED
         self._lost.add(point)
         return True
+
+    @property
+    def inconclusive(self) -> int:
+        """The trials that were killed from outside and taught nothing. They have not shown that their sizes fit."""
+        return len(self._lost)
 
     def fail(self, arm: int, index: int, size: int) -> None:
         self._failed[arm, index] = min(size, self._failed.get((arm, index), size))
@@ -363,10 +365,10 @@ class Failures:
         """The smallest size (samples) that no arm may use; None if there is none. It is the size for which the data
         were too few, or half of a size that failed or was killed.
         """
-        killed = [size for size in self._killed.values() if size > self._largest_run]
+        killed = [size for size in self._killed.values() if size > self.largest_run]
         doubtful = [self._failed[family] for family in self._blamed_on_size] + (killed if len(killed) > 1 else [])
         half = max(2, min(doubtful) // 2 + 1) if doubtful else None
-        data = self._out_of_data if (self._out_of_data or 0) > self._largest_run else None
+        data = self._out_of_data if (self._out_of_data or 0) > self.largest_run else None
         return min((size for size in (half, data) if size is not None), default=None)
 
     def is_out(self, arm: int, index: int) -> bool:
@@ -375,5 +377,5 @@ class Failures:
 
     @property
     def _blamed_on_size(self) -> list[tuple[int, int]]:
-        doubtful = [family for family, size in self._failed.items() if size > self._largest_run]
+        doubtful = [family for family, size in self._failed.items() if size > self.largest_run]
         return doubtful if len({arm for arm, _ in doubtful}) > 1 else []

@@ -1,9 +1,13 @@
 """The drawn surfaces of the replay."""
 
 import random
+from statistics import median
 
 import pytest
 
+from benchmarks.replay.driver import simulate
+from benchmarks.replay.methods import create
+from benchmarks.replay.regret import Course
 from benchmarks.replay.surfaces import KINDS, NOISES, SURFACES, TIGHT, SurfaceWorld
 from benchmarks.replay.wrong_order import planned
 from zerotune.trial_lib.search.base import expected_costs
@@ -56,3 +60,19 @@ def test_a_plan_puts_the_arms_in_an_order(order):
     sign = {"true": 1, "reverse": -1, "none": 0}[order]
     least = min(sign * cost for cost in world.arm_costs)
     assert costs == pytest.approx([sign * cost - least for cost in world.arm_costs])
+
+
+def course_of(kind, seed, trials):
+    world = SurfaceWorld(kind, seed)
+    return Course.of(simulate(create("adaptive", world, seed, trials), world, seed, stops_hopeless=True), world)
+
+
+@pytest.mark.parametrize("kind", ["unlike order", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[:1])])
+def test_a_search_comes_within_5_percent_of_surfaces_that_mislead_it(kind):
+    assert median(course_of(kind, seed, 41).regrets[-1] for seed in range(5000, 5003)) <= 0.05
+
+
+def test_searches_with_nothing_to_gain_end_by_themselves():
+    courses = [course_of("nothing to gain", seed, 80) for seed in range(5001, 5004)]
+    assert median(len(course.regrets) for course in courses) < 40
+    assert median(course.regrets[-1] for course in courses) <= 0.03

@@ -55,9 +55,9 @@ def test_kills_at_large_sizes_of_two_arms_leave_the_smaller_sizes_of_all_to_be_s
     def run(candidate):
         return KILLED if candidate.micro_batch_size > 2 else model.run(candidate)
 
-    # It begins at a size that is sure to fit, and comes to larger ones before a kill is believed.
-    history = trials(drive(adaptive(min_gain=0, max_trials=17), run))
+    history = trials(drive(adaptive(min_gain=0, max_trials=13), run))
     outcomes = [result.outcome for _, result in history]
     # The first kill says nothing. What is killed twice is believed of the next arm at once.
     killed = [candidate.micro_batch_size for candidate, result in history if result.outcome is Outcome.CRASHED]
+    assert killed[0] == killed[1]
     assert outcomes.count(Outcome.COMPLETED) > len(killed)
