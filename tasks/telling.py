@@ -208,7 +208,9 @@ def hidden(value: Any, secrets: KnownSecrets, name: str = "") -> Any:
 
 def in_words(ways: Sequence[str]) -> str:
     *commands, place = ways
-    return ", then ".join([*(f"`{command}`" for command in commands), place])
+    # Prefect's pages show `&amp;` for each & of an address without a text of its own.
+    shown = f"[{place.partition('?')[0]}]({place})" if place.startswith("http") else place
+    return ", then ".join([*(f"`{command}`" for command in commands), shown])
 
 
 def link_to_mlflow(ways: Sequence[str], key: str, text: str) -> None:

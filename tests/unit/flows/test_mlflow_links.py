@@ -12,8 +12,9 @@ LOCAL = ways_to("sqlite:////w/mlflow.db", trials_page("1", "my-model-1"))
 
 
 def test_what_has_to_be_typed_is_marked_as_code() -> None:
-    assert in_words((PAGE,)) == PAGE
-    assert in_words(LOCAL) == f"`{LOCAL[0]}`, then {LOCAL[1]}"
+    assert in_words((PAGE,)) == f"[{PAGE.partition('?')[0]}]({PAGE})"
+    assert in_words(LOCAL) == f"`{LOCAL[0]}`, then [{LOCAL[1].partition('?')[0]}]({LOCAL[1]})"
+    assert in_words(("databricks",)) == "databricks"
 
 
 def test_no_part_of_a_page_s_address_is_taken_for_a_secret() -> None:
