@@ -226,6 +226,8 @@ def study(case: Case, rounds: int, work: Path) -> dict[str, Any]:
         "samples_per_s_in_trials": {name: each["metrics"]["throughput"] for name, each in confirmed.items()},
     }
     row = json.loads(json.dumps(row).replace(paths.root.name, "STUDY").replace(str(folder), "."))
+    if not rounds:
+        return row
     ran: dict[str, list[list[list[dict[str, Any]]]]] = {"typed": [], "best": []}
     for _ in range(rounds):
         ran["typed"].append(steps_of_ranks(folder, program.typed, program.variables))
@@ -294,10 +296,11 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for name, row in rows.items():
         versions = ", ".join(f"{package} {version}" for package, version in row["versions"].items())
-        gains = [_gain(row["gain"]), _gain(row["gain_plainly"])] if "gain" in row else [row["answer"], "-"]
+        gains = [_gain(row["gain"]) if "gain" in row else row["answer"]]
+        gains.append(_gain(row["gain_plainly"]) if "gain_plainly" in row else "not run")
         if not row.get("within", True):
             gains[1] += ", outside"
-        engine = "-" if "gain" not in row else "other" if row["engine_differs"] else "same"
+        engine = "-" if "engine_differs" not in row else "other" if row["engine_differs"] else "same"
         if "planned_on" in row:
             gains[0] = f"planned in {row['study_s']} s for {row['planned_on']}: {row['answer']}"
         cells = [f"{CASES[name].title}, {row['date']}", versions, *gains, engine, f"{row['study_s'] / 60:.1f}"]
@@ -325,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}")
     parser.add_argument("--work", type=Path, help="an empty folder for the study, or one that has it already")
-    parser.add_argument("--rounds", type=int, default=3, choices=T_95, help="plain runs of each command, in turn")
+    parser.add_argument("--rounds", type=int, default=3, choices=(0, *T_95), help="plain runs of each command, in turn")
     given = parser.parse_args(arguments)
     for name in given.names:  # none: the page is written anew
         case = CASES[name]
