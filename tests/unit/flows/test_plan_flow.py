@@ -23,5 +23,5 @@ def test_a_run_takes_the_yamls_folder_and_all_stages() -> None:
 
 
 def test_two_things_to_plan_are_refused() -> None:
-    with pytest.raises(InputError, match="either config_path or command"):
+    with pytest.raises(InputError, match="expected one of config_path, command and model"):
         checked(PlanArguments, {"config_path": Path("/a.yaml"), "command": ("python", "train.py")})

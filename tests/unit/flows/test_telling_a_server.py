@@ -75,20 +75,21 @@ def test_a_search_that_began_while_the_server_was_away_has_its_bar_when_it_is_ba
     told: list[str] = []
     errors: list[Exception] = [httpx.ConnectError(""), answered(422)]
 
-    def tables(*_: Any, **__: Any) -> None:
+    def tables() -> None:
         told.append("table")
 
-    def creates(*_: Any, **__: Any) -> Any:
+    def creates() -> Any:
         if errors:
             raise errors.pop(0)
         told.append("bar")
-        return uuid4()
+        return SimpleNamespace(id=uuid4())
 
     def updates(*_: Any, **__: Any) -> None:
         told.append("update")
 
-    monkeypatch.setattr(results, "create_table_artifact", tables)
-    monkeypatch.setattr(results, "create_progress_artifact", creates)
+    monkeypatch.setattr(results, "_begin_search", lambda: None)
+    monkeypatch.setattr(results, "TableArtifact", lambda **_: SimpleNamespace(create=tables))
+    monkeypatch.setattr(results, "ProgressArtifact", lambda **_: SimpleNamespace(create=creates))
     monkeypatch.setattr(results, "update_progress_artifact", updates)
     state = SimpleNamespace(results={}, candidates={}, searched=1)
     setup = SimpleNamespace(arguments=SimpleNamespace(max_trials=8))

@@ -50,8 +50,10 @@ def live(paths: StudyPaths, monkeypatch: pytest.MonkeyPatch, folder: Path) -> st
 
 def prefect(paths: StudyPaths, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     tables: list[Any] = []
-    monkeypatch.setattr(results, "create_table_artifact", lambda rows, **_: tables.append(rows))
-    monkeypatch.setattr(results, "create_progress_artifact", lambda *_, **__: None)
+    made = SimpleNamespace(create=lambda: SimpleNamespace(id=None))
+    monkeypatch.setattr(results, "_begin_search", lambda: None)
+    monkeypatch.setattr(results, "TableArtifact", lambda table, **_: tables.append(table) or made)
+    monkeypatch.setattr(results, "ProgressArtifact", lambda **_: made)
     state = StudyState(read_history(paths.history))
     setup = SimpleNamespace(arguments=SimpleNamespace(max_trials=8))
     driver: Any = SimpleNamespace(log=None, state=state, setup=setup, metric="throughput")
