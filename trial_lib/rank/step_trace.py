@@ -126,15 +126,15 @@ def window_of(events: Sequence[TraceEvent], left_out: int) -> TracedWindow:
     if len(ends) < 2:
         raise ValueError("the trace has no complete step")
     thread = ends[-1].thread
-    own = sorted((each for each in events if not each.on_device and each.thread == thread), key=_by_start)
-    passes = _Passes.of(own)
+    on_host = sorted((each for each in events if not each.on_device), key=_by_start)
+    own = [each for each in on_host if each.thread == thread]
+    # Autograd has a thread of its own for each GPU, in which DeepSpeed fetches parameters for the backward pass.
+    passes = _Passes.of(on_host)
     spans = _Host(own, passes).spans()
     calls = {part: [each for each in own if each.name == f"{PREFIX}{part}"] for part in (*_WHOLE, "update")}
     calls["update"] += [each for each in own if each.name == f"{PREFIX}host_update"]
-    issuers = {each.number: each for each in events if not each.on_device and each.number}
-    spans += [
-        span for each in events if each.on_device if (span := _on_device(each, issuers, calls, passes)) is not None
-    ]
+    issuers = {each.number: each for each in on_host if each.number}
+    spans += filter(None, (_on_device(each, issuers, calls, passes) for each in events if each.on_device))
     return TracedWindow(tuple(spans), ends[0].end, ends[-1].start, len(ends) - 1)
 
 
@@ -153,9 +153,9 @@ class _Passes:
     fetches: Sequence[TraceEvent]
 
     @classmethod
-    def of(cls, own: Sequence[TraceEvent]) -> "_Passes":
+    def of(cls, on_host: Sequence[TraceEvent]) -> "_Passes":
         names = ("compute.forward", "compute.backward", "gathering")
-        return cls(*([each for each in own if each.name == PREFIX + name] for name in names))
+        return cls(*([each for each in on_host if each.name == PREFIX + name] for name in names))
 
     def part_of(self, collective: str, issuer: TraceEvent) -> str:
         part = collective_part(collective)

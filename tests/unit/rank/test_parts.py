@@ -126,6 +126,16 @@ def test_on_a_gpu_too():
     assert (parts["exchanging"], parts["reducing"]) == (2, 2)
 
 
+def test_parameters_are_fetched_for_the_backward_pass_in_a_thread_of_autograd():
+    events = (
+        TraceEvent(f"{PREFIX}compute.backward", 0, 8 * S, thread=1, is_annotation=True),
+        TraceEvent(f"{PREFIX}gathering", S, 3 * S, thread=2, is_annotation=True),
+        TraceEvent("c10d::_allgather_base_", 2 * S, 2 * S + 1, thread=2, number=7),
+        TraceEvent("ncclDevKernel_AllGather", 2 * S, 5 * S, on_device=True, issued_by=7),
+    )
+    assert events_to_parts(end_of_step(0), *events, end_of_step(10 * S))["gathering"] == 3
+
+
 def test_steps_at_the_beginning_are_left_out():
     slow = TraceEvent("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", S, 4 * S, thread=1)
     assert events_to_parts(end_of_step(0), slow, end_of_step(5 * S), end_of_step(6 * S), left_out=1) == {"other": 1}
