@@ -127,7 +127,7 @@ _OPTIONS: list[Decorator] = [
     _MAX_MICRO_BATCH,
     _of_study("max_concurrent_trials", "-mct", "--max-concurrent-trials"),
     _of_study("metric", "-m", "--metric", more=_UNITS),
-    *map(_of_study, ("beside", "from_earlier", "foresee", "plan", "run_full_experiment")),
+    *map(_of_study, ("beside", "from_earlier", "plan", "run_full_experiment")),
     _of_study("ray_address", "--ray"),
     *_WINDOW,
     _of_study("random_seed", "-r", "--random-seed"),

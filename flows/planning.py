@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,16 +51,14 @@ from zerotune.trial_lib.report.estimate_report import (
     EstimateReport,
     MeasuredArm,
     estimate_report,
-    simulated_profile,
 )
 from zerotune.trial_lib.study.arguments import StudyArguments
-from zerotune.trial_lib.study.known_trials import KnownTrials, ProfileFailedError, earlier_trials, run_profile
+from zerotune.trial_lib.study.known_trials import ProfileFailedError, earlier_trials, run_profile
 from zerotune.trial_lib.study.limits import SizeLimit, size_limit
 from zerotune.trial_lib.study.model_program import with_program
 from zerotune.trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
 from zerotune.trial_lib.study.open_study import OpenStudy, open_planned, plan_study
 from zerotune.trial_lib.study.plan_run import PLANNED_FOR, Simulator, run_plan
-from zerotune.trial_lib.study.simulated_arms import ArmSimulation
 from zerotune.trial_lib.tracking.sync import PlanSync, Tracker
 from zerotune.trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
 
@@ -477,9 +474,8 @@ def passing_study(arguments: StudyArguments, command: str) -> Iterator[OpenStudy
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# `zerotune estimate`: a table of what fits in memory, from earlier studies, foreseen runs or one profile trial.
+# `zerotune estimate`: a table of what fits in memory, from earlier studies or one profile trial.
 
-_POLL_S, _WORD_S = 0.1, 4.0
 _NARROW = 120  # columns, if the output is no terminal
 _SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
 
@@ -496,22 +492,17 @@ def estimate_command(
     _check(max_micro_batch, memory_headroom)
     experiment = read_experiment(config_path, model_dir, include=include)
     arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
-    # From earlier studies, from runs without a device, or from a profile trial.
     known = earlier_trials(experiment, Path.cwd())
     if known is None:
-        say("This folder has no earlier study of this experiment, so its program is foreseen now.")
+        say("This folder has no earlier study of this experiment, so a profile trial runs now.")
         try:
-            with passing_study(arguments, "estimate") as study:
-                known = _foreseen(study)
-                if known is None:
-                    with telling_still("running the profile trial"):
-                        known = run_profile(study)
+            with passing_study(arguments, "estimate") as study, telling_still("running the profile trial"):
+                known = run_profile(study)
         except ProfileFailedError as error:
             say_error(error)
             return 1
     slots = experiment.config.resources.slots_per_trial
-    program = None if known.profile is None else known.profile[1].program
-    limit = size_limit(arguments, known.base_config, known.model_profile, program)
+    limit = size_limit(arguments, known.base_config, known.model_profile, known.profile[1].program)
     if max_micro_batch is not None:
         limit = SizeLimit(size=max_micro_batch, by="--max-micro-batch")
     report = estimate_report(known, slots, this_host().device, memory_headroom, limit)
@@ -520,30 +511,6 @@ def estimate_command(
     else:
         _show(report)
     return 0
-
-
-def _foreseen(study: OpenStudy) -> KnownTrials | None:
-    # What foreseen runs show of the program; None, with a line to the user, if it cannot be foreseen.
-    setup, starter = study.driver.setup, study.driver.place.starter_here
-    if starter is None:
-        return None
-    simulation = ArmSimulation(setup, starter, study.paths.root / "foreseen")
-    began = said_at = time.monotonic()
-    simulation.begin()
-    try:
-        while simulation.is_running:
-            interrupts.check()
-            time.sleep(_POLL_S)
-            if (now := time.monotonic()) - said_at > _WORD_S:
-                said_at = now
-                say(f"still foreseeing {simulation.doing} ({now - began:.0f} s since the beginning)")
-    finally:
-        arms = simulation.end()
-    if simulation.typed is None or not arms:
-        say(f"A profile trial runs now, because the program cannot be foreseen: {simulation.failure}")
-        return None
-    profile = simulated_profile(simulation.typed, arms, setup)
-    return KnownTrials(profile, None, simulation.base_config, foreseen=arms)
 
 
 def _check(max_micro_batch: int | None, memory_headroom: float) -> None:
@@ -559,8 +526,6 @@ def _show(report: EstimateReport) -> None:
     if not console.is_terminal:
         console = Console(width=_NARROW)
     source = f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
-    if report.is_foreseen:
-        source = "runs without a device"
     lines = [
         f"The model has {report.num_params:,} parameters, and {report.trainable_num_params:,} of them are trained. "
         f"Each of {report.slots} {report.device} slot(s) has {bytes_shown(report.device_memory)} for it. "

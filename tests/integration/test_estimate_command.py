@@ -1,4 +1,4 @@
-"""`zerotune estimate`, as it is typed: on foreseen runs, on an earlier study, and on bad input."""
+"""`zerotune estimate`, as it is typed: on a profile trial, on an earlier study, and on bad input."""
 
 import json
 
@@ -17,14 +17,13 @@ def estimate(zerotune, *arguments):
 
 
 @pytest.mark.long
-def test_foreseen_runs_are_enough_and_leave_nothing_behind(zerotune):
+def test_a_profile_trial_is_enough_and_leaves_nothing_behind(zerotune):
     ended = estimate(zerotune, "--json", "--max-micro-batch", "64")
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
     assert [row["label"] for row in report["rows"]] == ["z0", "z1", "z2", "z3"]
     assert report["studies"] == []
-    assert report["is_foreseen"]
-    assert "profile trial" not in ended.stderr
+    assert "so a profile trial runs now" in ended.stderr
     assert report["micro_batch_size"] == 2
     assert all(1 <= row["largest_micro_batch"] <= 64 for row in report["rows"])
     assert all(row["total_low"] < row["total"] < row["total_high"] for row in report["rows"])
@@ -41,11 +40,10 @@ def test_a_person_reads_a_table_and_how_sure_it_is(zerotune):
 
 
 @pytest.mark.long
-def test_a_program_that_fails_in_both_ways_is_said_in_sentences(zerotune):
+def test_a_program_that_fails_is_said_in_a_sentence(zerotune):
     zerotune.write_config(program="--fail_above 0")
     ended = estimate(zerotune)
     assert ended.returncode == 1
-    assert "cannot be foreseen" in ended.stderr
     assert "a bug in the user's code" in ended.stderr
     assert ended.stdout == ""
 

@@ -88,7 +88,7 @@ def test_options_are_flags() -> None:
     options = {
         "max_trials": 20,
         "free_batch": True,
-        "foresee": False,
+        "from_earlier": False,
         "max_minutes": None,
         "random_seed": 0,
         "on": ["h100-80gb:8", "a100-40gb:8"],

@@ -248,13 +248,13 @@ class EndableStarter:
         self._starter = starter
         self._lock = threading.Lock()
         self._running: list[Launched] = []
-        self.has_ended = False
+        self._has_ended = False
 
     def launch(self, request: LaunchRequest) -> Launched:
         launched = self._starter.launch(request)
         with self._lock:
             self._running.append(launched)
-            ended = self.has_ended
+            ended = self._has_ended
         if ended:
             launched.cancel()
         return launched
@@ -262,7 +262,7 @@ class EndableStarter:
     def end(self) -> None:
         """Ends the processes that run, and those that still start. Any thread may call this."""
         with self._lock:
-            was_ended, self.has_ended = self.has_ended, True
+            was_ended, self._has_ended = self._has_ended, True
             running = [] if was_ended else list(self._running)
         for launched in running:
             launched.cancel()

@@ -4,23 +4,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, resolve_batch
-from zerotune.trial_lib.device.base import Host, available_bytes
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.messages.errors import InputError
-from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
-from zerotune.trial_lib.messages.measurement import ModelProfile
-from zerotune.trial_lib.plan.fits import outside_pytorch
-from zerotune.trial_lib.plan.step_time import flops_per_sample
 from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
 from zerotune.trial_lib.records.result import Outcome
-from zerotune.trial_lib.search.allocations import ForeseenArm, nearest_arm
 from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
 from zerotune.trial_lib.search.knobs import ZERO_STAGES
 from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 from zerotune.trial_lib.search.zero_settings import arm_key, arm_label
 from zerotune.trial_lib.study.known_trials import KnownTrials
 from zerotune.trial_lib.study.limits import SizeLimit
-from zerotune.trial_lib.study.setup import StudySetup
 
 CONFIDENCE = 0.9
 # Larger sizes are of no interest, however small the model.
@@ -70,8 +63,6 @@ class EstimateReport(FrozenRecord):
     bounded_by: str = ""  # what sets it. Empty if no program has so large a batch.
     headroom: float  # the share of the memory that stays free
     studies: list[str]  # ids of the studies whose trials were used. Empty if only a profile trial was run.
-    # Whether foreseen runs stand in the place of a profile trial, so that nothing was measured
-    is_foreseen: bool = False
     rows: list[ArmEstimate]  # one for each stage and kind of offload
     notes: list[str]  # further notes for the reader, a sentence each
 
@@ -81,10 +72,9 @@ def estimate_report(
 ) -> EstimateReport:
     """`limit` is of the micro-batch sizes to consider; None for any."""
     profile, base = known.model_profile, known.base_config
-    basis = MemoryBasis(profile, base, slots, device, known.foreseen)
+    basis = MemoryBasis(profile, base, slots, device)
     model = MemoryModel(basis)
-    if known.profile is not None:
-        model.observe_profile(*known.profile)
+    model.observe_profile(*known.profile)
     host = HostMemory(basis)
     for trial in known.trials:
         model.observe(*trial)
@@ -104,7 +94,6 @@ def estimate_report(
         bounded_by="" if limit is None else limit.by,
         headroom=headroom,
         studies=list(known.studies),
-        is_foreseen=known.profile is None,
         rows=[_row(model, host, known, knobs, slots, size, at_most, headroom) for knobs in _arms(base, device, stages)],
         notes=_notes(known, device),
     )
@@ -204,11 +193,7 @@ def _notes(known: KnownTrials, device: str) -> list[str]:
         notes.append(
             "Offloading to the CPU is left out: on a CPU slot the states stay in the same memory, so it saves nothing."
         )
-    if known.profile is None:
-        notes.append(
-            "Nothing was measured: the program ran under tensors without content. A study of this experiment measures."
-        )
-    elif not known.trials:
+    if not known.trials:
         notes.append("Only the profile trial was measured. A study of this experiment narrows the intervals.")
     if known.model_profile.pipeline_parallel:
         notes.append(
@@ -216,32 +201,3 @@ def _notes(known: KnownTrials, device: str) -> list[str]:
             "parameters equally."
         )
     return notes
-
-
-def simulated_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: StudySetup) -> ModelProfile:
-    """A model's profile from the foreseen run of the program as typed, in the place of a profile trial."""
-    own = nearest_arm(arms, typed.ds_config)
-    on_gpus = not kind_of(setup.device).computes_on_the_processor
-    free = available_bytes() if on_gpus else None
-    return ModelProfile(
-        num_params=typed.parameters,
-        trainable_num_params=typed.trainable,
-        # Those of one micro-batch. In its runs the first stage of a pipeline holds as many as there are stages.
-        activation_mem_per_gpu=int(own.backward.of(1) / typed.pipeline_stages),
-        gpu_mem=_for_the_model(typed, setup.host, setup.memory_limit, on_gpus),
-        host_mem=(free or 0) // max(1, len(setup.host.slots)),
-        data_parallel_size=typed.replicas,
-        pipeline_parallel=typed.is_pipeline,
-        flops_per_sample=flops_per_sample(typed),
-    )
-
-
-def _for_the_model(typed: ForeseenRun, host: Host, limit: int | None, on_gpus: bool) -> int:
-    # The bytes that the model may use on a slot; 0 if that is not known.
-    if not on_gpus:
-        # The budget holds for the whole process, which has its libraries before it has an engine.
-        return max(0, (limit or 0) - typed.process_bytes) if typed.process_bytes else 0
-    if not host.memory_per_slot:
-        return 0
-    ranks_here = min(typed.world, len(host.slots))
-    return max(0, int(host.memory_per_slot - outside_pytorch(typed.world, ranks_here).mean))

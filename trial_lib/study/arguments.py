@@ -52,8 +52,6 @@ class StudyArguments(FrozenRecord):
         include: add files or folders that the code imports from outside the model directory.
         from_earlier: start from the results of earlier studies of this experiment in this folder. The known winner is
             confirmed. The search runs again only if the code, the versions, the hardware or the throughput has changed.
-        foresee: run the program without a device beside the profile trial, and begin the search with the memory that
-            this shows. On GPUs a study does so anyway.
         plan: begin with this plan, which `zerotune plan` has made, perhaps elsewhere: its folder, or its plan.json. The
             search tries the plan's answer first, and the others in the plan's order.
         run_full_experiment: train at full length with the winning configuration after the search.
@@ -87,11 +85,16 @@ class StudyArguments(FrozenRecord):
     beside: tuple[Literal["ddp", "fsdp2"], ...] = ()
     include: tuple[Path, ...] = ()
     from_earlier: bool = False
-    foresee: bool = False
     plan: Path | None = None
     run_full_experiment: bool = False
     ray_address: str | None = None
     start: Literal["warm", "cold"] = "warm"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_has_gone(cls, given: Any) -> Any:
+        # Earlier versions foresaw the program inside a study. Such a study resumes with the arms in its folder.
+        return {key: given[key] for key in given if key != "foresee"} if isinstance(given, dict) else given
 
     @model_validator(mode="before")
     @classmethod

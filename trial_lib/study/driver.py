@@ -16,7 +16,7 @@ from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, With
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from zerotune.trial_lib.search.base import Search
 from zerotune.trial_lib.search.methods import METHODS
-from zerotune.trial_lib.study.advice import Advice, is_measured_beside
+from zerotune.trial_lib.study.advice import Advice
 from zerotune.trial_lib.study.arguments import StudyTime, metric_with
 from zerotune.trial_lib.study.fingerprint import Edits
 from zerotune.trial_lib.study.folder import folder_error_told
@@ -49,7 +49,7 @@ from zerotune.trial_lib.study.runner import (
     WorkEnd,
     seconds_of,
 )
-from zerotune.trial_lib.study.setup import StudySetup
+from zerotune.trial_lib.study.setup import StudySetup, is_measured_beside
 
 # An ended trial takes up to some seconds. One that takes longer waits for something, such as a build.
 _END_S = 10.0
@@ -230,7 +230,6 @@ class StudyDriver:
         """
         if self.state.profile is None and self.setup.arguments.ray_address is None:
             with folder_error_told(self.setup.paths.root):
-                self.advice.foresee(self.place.starter_here)
                 self._runner.begin(Work((self.profile_plan(),)))
 
     def await_begun(self, timeout_s: float) -> None:
@@ -263,7 +262,6 @@ class StudyDriver:
 
     def cancel(self) -> None:
         self._runner.cancelled.set()
-        self.advice.cancel()
 
     def _starting(self, plan: TrialPlan) -> None:
         self.edits.look()
@@ -288,8 +286,6 @@ class StudyDriver:
             write_whole(self.setup.paths.trial(end.number).result, end.to_text())
         if stays_open(end):
             return
-        if end.purpose is Purpose.PROFILE:
-            self.advice.end_foreseeing()
         self._write_end(end)
         if end.purpose is Purpose.PROFILE:
             self.prime()

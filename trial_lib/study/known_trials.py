@@ -15,7 +15,6 @@ from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import STUDIES, StudyPaths, StudyRecord
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.search.allocations import ForeseenArm
 from zerotune.trial_lib.study.earlier import record_of, trials_of
 from zerotune.trial_lib.study.open_study import OpenStudy
 from zerotune.trial_lib.study.profile_report import had_engine, profile_failure
@@ -27,16 +26,14 @@ Trial = tuple[Candidate, TrialResult]
 
 @dataclass(frozen=True)
 class KnownTrials:
-    """Trials of one experiment on this host, or what foreseen runs show in their place."""
+    """Trials of one experiment on this host."""
 
-    model_profile: ModelProfile  # the model, as the profile trial or a foreseen run found it
-    profile: Trial | None  # the profile trial; None if the program was foreseen instead
-    # The user's DeepSpeed configuration, completed by the profile trial or the foreseen run
-    base_config: dict[str, Any]
+    model_profile: ModelProfile  # the model, as the profile trial found it
+    profile: Trial
+    base_config: dict[str, Any]  # the user's DeepSpeed configuration, completed by the profile trial
     trials: tuple[Trial, ...] = ()  # the others that ended
     # Ids of their studies, that of the profile first. Empty if only a profile trial was run.
     studies: tuple[str, ...] = ()
-    foreseen: tuple[ForeseenArm, ...] = ()  # the arms that foreseen runs have found
 
 
 class ProfileFailedError(Exception):
@@ -60,7 +57,7 @@ def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None
             found.append(known)
     if not found:
         return None
-    found.sort(key=lambda known: 0.0 if known.profile is None else known.profile[1].started_at, reverse=True)
+    found.sort(key=lambda known: known.profile[1].started_at, reverse=True)
     newest = found[0]
     return KnownTrials(
         newest.model_profile,

@@ -121,15 +121,23 @@ class OpenPlan:
         `config` is the complete DeepSpeed configuration, with the program's switches in the section `program`. If it is
         empty, the program runs as typed.
         """
-        return written_program(
-            on_ranks(self.read.experiment, count),
+        complete, paths = deepspeed_part(config) or self.read.base_config, TrialPaths(self.scratch / name)
+        experiment, known = on_ranks(self.read.experiment, count), known.on_ranks(count)
+        make_own_folder(paths.root)
+        program = program_of(
+            experiment,
             self.environment,
-            known.on_ranks(count),
-            deepspeed_part(config) or self.read.base_config,
-            TrialPaths(self.scratch / name),
+            paths.ds_config,
+            known.in_words(complete),
+            paths.training_spec,
+            known.arg_mappings,
             as_typed=not config,
             switches=switches_of(config),
         )
+        write_whole(paths.ds_config, json.dumps(complete, indent=2))
+        write_all(program.files)
+        trial_spec(experiment, complete, paths).write(paths.training_spec)
+        return program
 
     def setup(self, asked: AskedDevices) -> StudySetup:
         """As the writer of the best command takes it."""
@@ -162,31 +170,3 @@ def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
     paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
     new_folder(paths.runs, "plan", experiment, paths.experiment)
     return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), time.monotonic())
-
-
-def written_program(
-    experiment: Experiment,
-    environment: dict[str, str],
-    known: KnownProgram,
-    config: Mapping[str, Any],
-    paths: TrialPaths,
-    *,
-    as_typed: bool,
-    switches: Mapping[str, Any],
-) -> Program:
-    """The user's program for one simulated run, with the files that it reads. `config` is complete."""
-    make_own_folder(paths.root)
-    program = program_of(
-        experiment,
-        environment,
-        paths.ds_config,
-        known.in_words(config),
-        paths.training_spec,
-        known.arg_mappings,
-        as_typed=as_typed,
-        switches=switches,
-    )
-    write_whole(paths.ds_config, json.dumps(config, indent=2))
-    write_all(program.files)
-    trial_spec(experiment, config, paths).write(paths.training_spec)
-    return program

@@ -74,7 +74,6 @@ class OpenStudy(OpenRun[StudyRecord, StudyPaths]):
 
     def begin(self) -> None:
         super().begin()
-        self.driver.advice.foresee(self.driver.place.starter_here)
         self.driver.prime()
 
     def profiled(self) -> None:

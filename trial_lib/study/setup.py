@@ -1,6 +1,7 @@
 """The setup of a study: everything that stays as it is while it runs, read and checked before it has a folder."""
 
 import importlib.util
+import os
 import signal
 import threading
 import time
@@ -27,6 +28,8 @@ from zerotune.trial_lib.study.folder import new_id
 from zerotune.trial_lib.study.followed import Followed, followed
 from zerotune.trial_lib.study.program import environment_of, interpreter_of, leading_imports_of
 from zerotune.trial_lib.study.typed_command import devices_of, read_command
+
+_SERVERS = 1  # cores that the servers take, which start beside the profile trial
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,15 @@ def cluster_of(setup: StudySetup, ops: Sequence[str], note: Callable[[str], None
 def _loaded_ops(setup: StudySetup, ops: Sequence[str]) -> tuple[list[str], list[str]]:
     # The operators that a fork server loads for its forks if they are built, and the others. On a GPU it loads none.
     return (list(ops), []) if kind_of(setup.device).computes_on_the_processor else ([], list(ops))
+
+
+def is_measured_beside(setup: StudySetup) -> bool:
+    """Whether the profile trial may measure time, because the host has cores to spare."""
+    if setup.arguments.ray_address is not None or setup.experiment.config.resources.hosts:
+        return False
+    on_the_processor = kind_of(setup.device).computes_on_the_processor
+    cores = len(setup.host.slots) if on_the_processor else len(os.sched_getaffinity(0))
+    return cores >= setup.slots + _SERVERS
 
 
 def check_slots(experiment: Experiment, host: Host) -> None:

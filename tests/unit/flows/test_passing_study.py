@@ -21,7 +21,6 @@ from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.driver import StudyDriver
 from zerotune.trial_lib.study.runner import Work
-from zerotune.trial_lib.study.simulated_arms import ArmSimulation
 
 
 @pytest.fixture
@@ -34,8 +33,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # Looking for DeepSpeed's ops takes seconds, and no rank is started.
     monkeypatch.setattr(ColdStarter, "_build", lambda starter: None)
-    # Nothing is foreseen, so a profile trial follows, whose ranks start cold.
-    monkeypatch.setattr(ArmSimulation, "begin", lambda simulation: None)
+    # The ranks of the profile trial start cold.
     monkeypatch.setattr(WarmStarter, "start", lambda starter: None)
     monkeypatch.setattr(WarmStarter, "launch", lambda starter, request: starter._cold.launch(request))
     return tmp_path

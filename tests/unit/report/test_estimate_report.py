@@ -4,7 +4,6 @@ from zerotune.trial_lib.messages.measurement import Memory, ModelProfile, Progra
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.report.estimate_report import estimate_report
-from zerotune.trial_lib.search.allocations import ForeseenArm, SizeLine
 from zerotune.trial_lib.study.known_trials import KnownTrials
 from zerotune.trial_lib.study.limits import SizeLimit
 from zerotune.trial_lib.study.program import completed_config
@@ -173,21 +172,3 @@ def test_what_ran_out_of_the_hosts_memory_is_told_apart():
     measured = row_of(report([failed]), "z2-offload-optimizer").measured
     assert measured is not None
     assert (measured.out_of_host_memory, measured.smallest_out_of_memory) == (1, None)
-
-
-def test_foreseen_arms_replace_the_profile_trial():
-    base = {**BASE, "zero_optimization": {"stage": 2, "reduce_bucket_size": 1_000_000}}
-    arm = ForeseenArm(
-        ds_config=base,
-        initialize=SizeLine(100 * MIB),
-        backward=SizeLine(50 * MIB, 20 * MIB),
-        update=SizeLine(80 * MIB),
-    )
-    foreseen = estimate_report(KnownTrials(PROFILE, None, base, foreseen=(arm,)), 2, "cuda", 0.05, None)
-    assert foreseen.is_foreseen
-    assert foreseen.notes[0].startswith("Nothing was measured")
-    row = next(row for row in foreseen.rows if row.label == "z2")
-    assert row.activations == 6 * 20 * MIB
-    workspace = 64 * MIB
-    assert abs(row.total - (100 + 50 + 6 * 20) * MIB - workspace) < 30 * MIB
-    assert not report().is_foreseen

@@ -59,6 +59,10 @@ def test_the_record_of_a_study_is_read_as_it_was_written() -> None:
     assert StudyArguments.model_validate(read.model_dump()) == read
 
 
+def test_a_study_that_began_with_an_option_that_has_gone_is_read_without_it() -> None:
+    assert arguments(foresee=True) == arguments()
+
+
 def test_an_unknown_argument_is_refused() -> None:
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         arguments(starter="cold")

@@ -14,8 +14,8 @@ from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.study.advice import is_measured_beside
 from zerotune.trial_lib.study.profile import own_reading
+from zerotune.trial_lib.study.setup import is_measured_beside
 
 PHASES = {"start": 0.2, "import": 1.0, "initialize": 0.5, "first_step": 0.25, "survey": 0.25, "end": 0.0}
 METRICS = {"throughput": 10.0, "FLOPS_per_gpu": 40.0, "mfu": 0.4}
@@ -139,14 +139,14 @@ def test_a_trial_whose_samples_are_counted_otherwise_runs_on_its_own(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("device", "cores", "foresees", "is_measured"),
-    [("cpu", 2, False, False), ("cpu", 3, False, True), ("cpu", 3, True, False), ("cuda", 4, False, False)],
+    ("device", "cores", "is_measured"),
+    [("cpu", 2, False), ("cpu", 3, True), ("cuda", 2, False), ("cuda", 3, True)],
 )
 def test_the_host_needs_cores_for_what_runs_beside_the_ranks(
-    device: str, cores: int, foresees: bool, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, cores: int, is_measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    assert is_measured_beside(setup(device, cores, foresee=foresees)) is is_measured
+    assert is_measured_beside(setup(device, cores)) is is_measured
 
 
 def test_gpus_of_a_host_with_cores_to_spare_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,11 +155,11 @@ def test_gpus_of_a_host_with_cores_to_spare_are_measured(monkeypatch: pytest.Mon
     assert not is_measured_beside(setup("cuda", 2, ray_address="auto"))
 
 
-def setup(device: str, slots: int, foresee: bool = False, ray_address: str | None = None) -> Any:
+def setup(device: str, slots: int, ray_address: str | None = None) -> Any:
     return SimpleNamespace(
         device=device,
         host=SimpleNamespace(slots=["0"] * slots),
         slots=2,
-        arguments=SimpleNamespace(foresee=foresee, ray_address=ray_address),
+        arguments=SimpleNamespace(ray_address=ray_address),
         experiment=SimpleNamespace(config=SimpleNamespace(resources=SimpleNamespace(hosts=[]))),
     )
