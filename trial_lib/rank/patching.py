@@ -341,9 +341,8 @@ REPLACED = (
     ),
     _replaced(
         "DeepSpeed",
-        "Builds of ops are noted; a lone rank needs no buffer.",
+        "Builds of ops are noted.",
         "deepspeed.ops.op_builder.builder: OpBuilder.jit_load",
-        "deepspeed.comm.torch: build_shm_op",
     ),
     _replaced(
         "Accelerate",

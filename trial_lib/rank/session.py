@@ -5,7 +5,6 @@ beginning. Its engine is then gone, and its imported modules stay. Library funct
 size. A program as typed has one size. If it was profiled, it may train on to be measured as the user's configuration.
 """
 
-import functools
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ import threading
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -44,46 +42,12 @@ from zerotune.trial_lib.rank.batch_source import BatchSource
 from zerotune.trial_lib.rank.device import Device
 from zerotune.trial_lib.rank.early_finish import EarlyFinish, Watcher
 from zerotune.trial_lib.rank.loader_batches import loader_batches
-from zerotune.trial_lib.rank.patching import put, when_imported
 from zerotune.trial_lib.rank.probe import Probe
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
 from zerotune.trial_lib.rank.rank_consensus import FolderMailbox, RankConsensus, StoreMailbox
 from zerotune.trial_lib.rank.records import RankRecords
 from zerotune.trial_lib.rank.sandbox import Sandbox
 from zerotune.trial_lib.rank.user_program import forget_program
-
-
-def skip_lone_buffer() -> None:
-    """Makes a lone rank skip the buffer, before the user's program runs."""
-    when_imported("deepspeed.comm.torch", _follow)
-
-
-def _follow(module: ModuleType) -> None:
-    original = getattr(module, "build_shm_op", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def build() -> Any:
-        op = original()
-        return None if op is None else _Op(op)
-
-    put(module, "build_shm_op", build)
-
-
-class _Op:
-    # Only `initialize` of DeepSpeed's op differs.
-
-    def __init__(self, op: Any) -> None:
-        self._op = op
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._op, name)
-
-    def initialize(self, size: int, rank: int) -> None:
-        if size > 1:
-            self._op.initialize(size, rank)
-
 
 # A program may keep caches and modules of its last run, beyond an engine that has not trained. An engine with its
 # optimizer's states is larger, if it matters.
@@ -177,7 +141,6 @@ class SweepSession:
         interception.install_zero_init(self._overrides, facts)
         torch_functions.install_loaders(lambda: settings_of("loader", self.size.turned))
         torch_functions.install_fused_adam(lambda: settings_of("optimizer", self.size.turned))
-        skip_lone_buffer()
         # The place of the rank, and the ends of the program
         rank_placement.install(facts.note_devices)
         early_finish.install_own_ranks(
