@@ -69,6 +69,8 @@ schema: $(INSTALLED)
 # A torch that is in the environment already stays.
 # pip takes a package for installed whose installation was killed: it has no INSTALLER yet.
 $(CHOSEN): pyproject.toml constraints.txt
+	@case "$$(realpath -m "$(VENV)")" in *" "*) echo "torch links no op of DeepSpeed in an environment whose path has a" \
+	    "space: clone into another folder, or add VENV=FOLDER." >&2; exit 2;; esac
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	for package in $(VENV)/lib/python*/site-packages/*.dist-info; do test -e $$package/INSTALLER || rm -rf $$package; done
 	{ $(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' 2>/dev/null \

@@ -159,6 +159,9 @@ _OTHER_COLLECTIVE = re.compile(r"op\.preamble\.length|collective mismatch")
 
 # The longest text for a table.
 _LONGEST_MESSAGE = 300
+# torch's message of a failed build begins with commands. The cause is the first line in which a compiler complains.
+_UNBUILT = re.compile(r"Error building extension '\w+'")
+_COMPLAINT = re.compile(r"^.*(?:\berror: |\bfatal\b|: cannot find ).*$", re.MULTILINE)
 # Exceptions that say nothing of a configuration, by name. The last four are of `torch.distributed`.
 _OF_NO_CONFIGURATION = {
     *("ImportError", "ModuleNotFoundError"),
@@ -297,6 +300,9 @@ def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
     failure = rank.failure
     # The first lines as one. pydantic names the wrong key only in the second and third.
     message = " ".join(" ".join(failure.message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
+    unbuilt, complaint = _UNBUILT.match(failure.message), _COMPLAINT.search(failure.message)
+    if unbuilt and complaint:
+        message = f"{unbuilt[0]}: {complaint[0].strip()}"[:_LONGEST_MESSAGE]
     if failure.ended_early:
         return Outcome.CRASHED, message
     if failure.elsewhere:

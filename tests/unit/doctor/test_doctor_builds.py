@@ -19,6 +19,7 @@ def report(torch_cuda: str | None = None, **ops: dict[str, Any]) -> dict[str, An
         "python": "3.11.7",
         "torch": "2.13.0",
         "torch_cuda": torch_cuda,
+        "torch_libraries": "/env/lib/python3.12/site-packages/torch/lib",
         "deepspeed": "0.19.8",
         "accelerator": "cpu" if torch_cuda is None else "cuda",
         "ops": ops,
@@ -78,6 +79,8 @@ def test_a_compiler_or_a_ninja_that_is_missing_is_told_by_what_it_costs(tmp_path
     assert check_compiler(environment, "cpu", "torch cannot be imported").verdict is Verdict.FAIL
     tool(tmp_path, "c++")
     assert check_compiler(environment, "cpu", report()).verdict is Verdict.OK
+    unquoted = check_compiler(environment, "cpu", {**report(), "torch_libraries": "/my env/torch/lib"})
+    assert (unquoted.verdict, unquoted.remedy) == (Verdict.FAIL, "Make the environment in a folder without one.")
     assert "no nvcc" in check_compiler(environment, "cuda", report()).said
     tool(tmp_path / "cuda" / "bin", "nvcc")
     assert check_compiler(environment, "cuda", report()).verdict is Verdict.OK

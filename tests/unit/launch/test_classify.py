@@ -249,6 +249,22 @@ def test_a_long_message_is_cut_to_one_line():
     assert len(ended([rank(failure=failure("ValueError", "x" * 5000))])[1]) < 400
 
 
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "/usr/bin/ld: cannot find -ltorch_cpu: No such file or directory",
+        "/env/torch/include/torch/all.h:4:2: error: #error C++20 or later is required.",
+        "nvcc fatal   : Unsupported gpu architecture 'compute_103a'",
+    ],
+)
+def test_an_op_that_cannot_be_built_is_told_by_the_compilers_complaint(complaint):
+    lines = ["[1/2] c++ -MMD -Werror -c x.cpp", "x.cpp:9:1: warning: unused", complaint, "ninja: build stopped."]
+    message = f"Error building extension 'fused_adam': {chr(10).join(lines)}"
+    outcome, reason = ended([rank(failure=failure("RuntimeError", message))])
+    said = f"The program raised RuntimeError: Error building extension 'fused_adam': {complaint.rstrip('.')}."
+    assert (outcome, reason) == ("crashed", f"{said} Log: rank0.log")
+
+
 def test_a_memory_error_that_the_program_survived_does_not_decide_how_it_ended():
     survived = rank(failure=failure("ValueError", "bad label"), log="warning: MemoryError, trying a smaller chunk\n")
     assert ended([survived])[0] == "crashed"

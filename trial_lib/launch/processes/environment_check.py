@@ -52,7 +52,8 @@ _NO_TOOLKIT = "there is no nvcc, the compiler of the CUDA toolkit, where CUDA_HO
 def environment_report() -> dict[str, Any]:
     """Returns the versions, the devices that torch sees, and the state of each of DeepSpeed's ops.
 
-    `torch_cuda` is the CUDA that torch was built for, or None; `accelerator` is DeepSpeed's name of the device.
+    `torch_cuda` is the CUDA that torch was built for, or None; `torch_libraries` is the folder that torch names to a
+    linker, without quotes; `accelerator` is DeepSpeed's name of the device.
     """
     # DeepSpeed imports mlflow if it is installed, which takes seconds.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
@@ -62,7 +63,7 @@ def environment_report() -> dict[str, Any]:
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
     from deepspeed.ops.op_builder.builder import CUDAOpBuilder
-    from torch.utils.cpp_extension import CUDA_HOME
+    from torch.utils.cpp_extension import CUDA_HOME, TORCH_LIB_PATH
 
     # If torch has CUDA, DeepSpeed builds these with the toolkit (op_builder/builder.py, jit_load), and does not look
     # for its compiler before.
@@ -88,6 +89,7 @@ def environment_report() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
+        "torch_libraries": TORCH_LIB_PATH,
         "deepspeed": deepspeed.__version__,
         "accelerator": get_accelerator()._name,
         "ops": ops,
