@@ -62,7 +62,8 @@ def test_what_depends_on_other_rows_is_found_on_real_ranks(
     assert (across.kind, across.names, across.undecided) == (found, names, "")
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(("--max-micro-batch", "32"), marks=LONG)])
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [(), ("--max-micro-batch", "32")])
 def test_a_study_of_batch_norm_keeps_the_micro_batch_unless_it_is_freed(
     tmp_path: Path, home: Path, flags: tuple[str, ...]
 ) -> None:

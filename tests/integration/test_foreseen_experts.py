@@ -252,6 +252,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_the_masks_of_many_tokens_and_experts_are_known(foreseen):
     assert foreseen(MANY).stopped == ""
 

@@ -213,6 +213,7 @@ def test_each_architecture_has_the_operators_of_a_real_run(run_really, foresee_t
     assert foresee_text(text + AND_TRAIN, CONFIG).stopped == ""
 
 
+@pytest.mark.long
 def test_another_path_than_the_real_one_is_found(run_really, foresee_text):
     text = "CHOSEN = ['qwen2']" + MODELS
     run_really(text.replace("torch.ones_like(ids)", "torch.ones_like(ids).tril()"))
@@ -220,6 +221,7 @@ def test_another_path_than_the_real_one_is_found(run_really, foresee_text):
     assert "qwen2, sdpa, a mask of ones: operator" in stopped
 
 
+@pytest.mark.long
 def test_code_that_asks_whether_it_is_traced_gets_the_answers_of_a_real_run(run_really, foresee_text):
     answers = json.loads(run_really(QUESTIONS + "print(json.dumps(answers))").splitlines()[-1])
     assert foresee_text(QUESTIONS + f"assert answers == {answers}, answers" + AND_TRAIN, CONFIG).stopped == ""
@@ -236,7 +238,7 @@ def test_no_program_of_the_repository_takes_another_path():
     assert sum("operators" in row for row in table.values()) > 20
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "flash_attention_2"])
+@pytest.mark.parametrize("kernel", ["sdpa", pytest.param("flash_attention_2", marks=pytest.mark.long)])
 def test_a_mask_of_ones_changes_neither_bytes_nor_speed(foresee_text, kernel):
     cluster = Cluster(device=known_devices()["h100-80gb"], hosts=1, per_host=2)
     config = {**CONFIG, "train_micro_batch_size_per_gpu": 1}

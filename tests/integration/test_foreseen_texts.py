@@ -62,11 +62,13 @@ def test_a_text_gets_as_long_as_it_may_after_its_prompt(foreseen, how, texts):
     assert [each for each in run.asks if not each.is_known] == []
 
 
+@pytest.mark.long
 def test_no_token_of_a_text_is_its_end_whoever_says_which_that_is(foreseen):
     how = {"max_new_tokens": 4, "eos_token_id": [32, 33], "pad_token_id": 34}
     assert foreseen(LLAMA, how, "assert set(texts[:, 8:].flatten().tolist()) == {35}").stopped == ""
 
 
+@pytest.mark.long
 def test_the_text_of_a_decoder_has_no_prompt(foreseen):
     assert foreseen(T5, {"max_new_tokens": 9}, "assert texts.shape == (2, 10); texts.tolist()").stopped == ""
 

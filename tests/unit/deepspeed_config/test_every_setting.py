@@ -131,7 +131,13 @@ def settings_of_deepspeed() -> set[str]:
     """Returns the dotted paths of all settings that the installed DeepSpeed reads from a configuration."""
     package = _package()
     files = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] not in _APART]
-    trees = {str(path.relative_to(package)): ast.parse(path.read_text()) for path in files}
+    texts = {str(path.relative_to(package)): path.read_text() for path in files}
+    # Only these have a class or a reading that is looked for. To parse the others takes seconds.
+    trees = {
+        name: ast.parse(text)
+        for name, text in texts.items()
+        if name in _READ or name.endswith(("constants.py", "config.py")) or "DeepSpeedConfigModel" in text
+    }
     constants = _constants({name: tree for name, tree in trees.items() if name.endswith(("constants.py", "config.py"))})
     found: set[str] = set()
     for name, tree in trees.items():
@@ -143,8 +149,8 @@ def settings_of_deepspeed() -> set[str]:
         if name.endswith("config.py") and name not in _READ:
             asked = any(dictionary == "param_dict" for dictionary, _ in _reads(tree))
             assert not asked or name in _BY_CLASS, f"{name}: which section does it read?"
-        for dictionary, key in _reads(tree):
-            section = _READ.get(name, {}).get(dictionary)
+        for dictionary, key in _reads(tree) if name in _READ else ():
+            section = _READ[name].get(dictionary)
             if section is None:
                 continue
             names = {key.value} if isinstance(key, ast.Constant) else constants.get(ast.unparse(key), set())

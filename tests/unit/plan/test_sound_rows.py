@@ -210,7 +210,7 @@ def test_a_call_without_time_begins_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read(PLAIN, tmp_path=tmp_path)
-    for module in ("judge", "foreseen_rows"):
+    for module in ("judge", "foreseen_rows", "row_bytes"):
         monkeypatch.setattr(f"benchmarks.foresee.public_gpus.{module}.code", lambda: "of a test")
     main([str(tmp_path / "rows.jsonl"), "--to", str(tmp_path / "out"), "--minutes", "0"])
     assert "not run: 1" in capsys.readouterr().out

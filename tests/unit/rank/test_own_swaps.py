@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from zerotune.trial_lib.messages import folders
 
 # As DeepSpeed reads them: the engine's configuration, zero.Init's, and one that was read before.
@@ -50,6 +52,7 @@ def test_parameters_and_states_go_below_the_folder_that_is_named_and_the_configu
     assert list(nvme.iterdir()) == []
 
 
+@pytest.mark.long
 def test_ranks_that_swap_nothing_need_no_such_path(tmp_path: Path) -> None:
     program = RANK.format(scratch=str(tmp_path), nvme="/no such path").replace(
         "'))", f"'), Path({str(tmp_path)!r}))", 1

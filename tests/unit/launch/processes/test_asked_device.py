@@ -43,6 +43,7 @@ with asked_by_a_child(lambda: True):
     assert said(program, tmp_path) == "(9, 0) H100 80 ['major', 'minor', 'name', 'total_memory'] 0"
 
 
+@pytest.mark.long
 def test_what_the_gpu_s_driver_raises_is_raised_where_it_is_asked(tmp_path: Path) -> None:
     program = """
 with asked_by_a_child(lambda: True):
@@ -54,6 +55,7 @@ with asked_by_a_child(lambda: True):
     assert said(program, tmp_path) == "AssertionError: Invalid device id 0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fit", ["over", "unfit"])
 def test_a_process_that_need_not_or_must_not_fork_asks_by_itself(tmp_path: Path, fit: str) -> None:
     program = f"""
@@ -145,6 +147,7 @@ print(begun)
     assert said(NVML.format(broken=False) + program, tmp_path).splitlines() == ["[]", "True", "True", "[]"]
 
 
+@pytest.mark.long
 def test_nvml_that_fails_says_so_at_once(tmp_path: Path) -> None:
     program = """
 with asked_by_a_child(lambda: True):

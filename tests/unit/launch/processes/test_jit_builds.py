@@ -114,6 +114,7 @@ def test_a_build_is_taken_from_torch_s_own_folder_and_left_there(op: Op, monkeyp
         assert op.said() == []
 
 
+@pytest.mark.long
 def test_a_killed_build_leaves_nothing_half_and_the_next_one_is_whole(op: Op) -> None:
     (op.folder / "counts.cpp").write_text(f"{SOURCE}\nint slow() {{ return 0; }}\n")
     compiler = op.folder / "slow-c++"
