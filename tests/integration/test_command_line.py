@@ -3,9 +3,9 @@
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from case_fixtures import quick_only
 from study_fixtures import BIN, Zerotune
 
 MAX_CPU_S = 2.0  # of a refusal; on an idle machine it is its wall time
@@ -63,11 +63,6 @@ TYPED = {
 }
 
 
-def cases(table: dict[str, Any], *quick: str) -> list[Any]:
-    """The names of a table's cases. Those that are not `quick` are long: each is a process of its own."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.long) for name in table]
-
-
 @pytest.fixture
 def zerotune(tmp_path: Path) -> Zerotune:
     return Zerotune(tmp_path, tmp_path / "unused-home")
@@ -93,7 +88,7 @@ def refusal(zerotune: Zerotune, *arguments: str | Path) -> str:
     return ended.stderr
 
 
-@pytest.mark.parametrize("case", cases(EDITS, "yaml", "key", "json"))
+@pytest.mark.parametrize("case", quick_only(("yaml", "key", "json"), EDITS))
 def test_a_mistake_in_a_file_is_told_with_its_place_and_its_remedy(zerotune: Zerotune, case: str) -> None:
     name, old, new, said = EDITS[case]
     file = zerotune.folder / name
@@ -104,7 +99,7 @@ def test_a_mistake_in_a_file_is_told_with_its_place_and_its_remedy(zerotune: Zer
         assert words in message, message
 
 
-@pytest.mark.parametrize("case", cases(OPTIONS, "one trial", "metric", "window"))
+@pytest.mark.parametrize("case", quick_only(("one trial", "metric", "window"), OPTIONS))
 def test_a_mistake_in_a_flag_is_told_with_its_name_and_its_remedy(zerotune: Zerotune, case: str) -> None:
     options, said = OPTIONS[case]
     message = refusal(zerotune, "asha", *options)
@@ -113,7 +108,7 @@ def test_a_mistake_in_a_flag_is_told_with_its_name_and_its_remedy(zerotune: Zero
 
 
 @pytest.mark.parametrize("command", ["tune", pytest.param("micro-batch", marks=pytest.mark.long)])
-@pytest.mark.parametrize("case", cases(TYPED, "no command", "script", "launcher option", "map target", "flag"))
+@pytest.mark.parametrize("case", quick_only(("no command", "script", "launcher option", "map target", "flag"), TYPED))
 def test_a_mistake_in_a_command_is_told_with_its_place_and_its_remedy(
     zerotune: Zerotune, command: str, case: str
 ) -> None:

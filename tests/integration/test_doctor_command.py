@@ -93,6 +93,7 @@ def test_the_devices_are_those_of_this_process() -> None:
     assert (found.driver is not None) or found.host.device == "cpu"
 
 
+@pytest.mark.long
 def test_two_processes_that_reduce_together_are_tried_for_real() -> None:
     assert environment_check.reduced_together("cpu") == ""
     environment_check.compute("cpu")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_fixtures import quick_first
 from foreseen_fixtures import program_named
 
 from zerotune.trial_lib.launch.starters import WarmStarter
@@ -113,7 +114,7 @@ def moved(run: ForeseenRun, kind: str, *moments: str) -> float:
     )
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("pipelined", quick_first(1, [False, True]))
 def test_an_update_reads_and_writes_gradients_master_copies_and_both_moments(
     foreseeing_starter: WarmStarter, tmp_path: Path, pipelined: bool
 ) -> None:

@@ -195,6 +195,7 @@ for x in DataLoader(Batches(), batch_size=None, num_workers=1):
     assert foresee_text(source, OF_FOUR).stopped == ""
 
 
+@pytest.mark.long
 def test_a_tokenizer_that_is_saved_and_loaded_goes_on(foresee_text: ForeseeText) -> None:
     source = """
 import deepspeed

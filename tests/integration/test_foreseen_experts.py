@@ -1,6 +1,7 @@
 """Trainings whose experts are computed one after another, foreseen: the loop asks which tokens an expert has."""
 
 import pytest
+from case_fixtures import quick_first
 
 from zerotune.trial_lib.messages.foreseen_run import OPERATIONS
 
@@ -144,7 +145,7 @@ def foreseen(foresee_text):
     return lambda text: foresee_text(text, CONFIG)
 
 
-@pytest.mark.parametrize("name", [*OF_SEVERAL, *(pytest.param(name, marks=pytest.mark.long) for name in OF_ONE)])
+@pytest.mark.parametrize("name", quick_first(3, [*OF_SEVERAL, *OF_ONE]))
 def test_each_expert_gets_equally_many_tokens(foreseen, name):
     of_a_token = OF_A_TOKEN if name in OF_SEVERAL else 1
     loop = {**OF_SEVERAL, **OF_ONE}[name]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_fixtures import quick_first
 from full_experiment_fixtures import Folder, run_to_its_end, runs_of
 from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune, query
@@ -61,6 +62,7 @@ def test_metrics_of_a_repeated_batch_are_in_mlflow_once(folder: Folder, stand_in
     assert folder.history("training.throughput") == []  # infinite
 
 
+@pytest.mark.long
 def test_the_host_is_watched_meanwhile(folder: Folder, stand_in: None) -> None:
     assert run_to_its_end(new_full_experiment(folder.write_class(batches=2), folder.root)).completed
     (sample,) = MetricsReader(folder.paths.system_metrics).read()
@@ -225,7 +227,7 @@ def assert_refused(folder: Folder, home: Path, said: str, *options: str) -> None
     assert not (folder.root / "zerotune-experiments").exists()
 
 
-@pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.parametrize("case", quick_first(1, REFUSALS))
 def test_a_wrong_option_is_refused_in_one_sentence(case: str, folder: Folder, home: Path) -> None:
     folder.write_script()
     options, said = REFUSALS[case]

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from case_fixtures import quick_first
 from device_fixtures import TRAINER_FLAGS
 
 from zerotune.trial_lib.deepspeed_config.overrides import config_hash
@@ -112,7 +113,7 @@ def test_the_losses_of_a_batch_are_the_same_however_it_is_accumulated(run):
     assert in_four == pytest.approx(at_once, rel=1e-5)
 
 
-@pytest.mark.parametrize(("flags", "is_half"), [(("--bf16",), True), ((), False)])
+@pytest.mark.parametrize(("flags", "is_half"), quick_first(1, [(("--bf16",), True), ((), False)]))
 def test_what_the_trainer_makes_of_auto_is_what_memory_is_reckoned_with(run, flags, is_half):
     window = StepWindow(start_step=1, end_step=1, max_steps=1)
     options = {"as_typed": True, "purpose": Purpose.PROFILE, "window": window}
@@ -131,6 +132,7 @@ def test_what_the_trainer_makes_of_auto_is_what_memory_is_reckoned_with(run, fla
     assert settings.reduce_bucket_size == 64 * 64
 
 
+@pytest.mark.long
 def test_two_ranks_in_bf16_with_gradient_checkpointing(run):
     arguments = ("--bf16", *TRAINER_FLAGS, "--gradient_checkpointing")
     completed(run("trainer.py", *SMALL, *arguments, stage=3, micro_batch=2, slots=2), 2)
@@ -182,7 +184,7 @@ def test_a_configuration_that_contradicts_the_arguments_fails_as_without_a_trial
     assert "ds optimizer.params.lr=0.5 vs hf learning_rate=5e-05" in trials.log(result)
 
 
-@pytest.mark.parametrize("given", ["'ds.json'", "json.load(open('ds.json'))"])
+@pytest.mark.parametrize("given", quick_first(1, ["'ds.json'", "json.load(open('ds.json'))"]))
 def test_a_configuration_given_in_code_follows_the_candidate(run_code, given):
     result = run_code(
         f"""
@@ -300,7 +302,7 @@ def test_what_the_program_saves_is_not_uploaded(run_code, tmp_path):
     }
 
 
-@pytest.mark.parametrize("first", ["pass", "import shutil; shutil.rmtree('prep')"])
+@pytest.mark.parametrize("first", quick_first(1, ["pass", "import shutil; shutil.rmtree('prep')"]))
 def test_a_model_of_an_earlier_run_gives_way_in_the_trial_alone(run_code, tmp_path, way_of_files, first):
     prepared = tmp_path / "project" / "prep"
     prepared.mkdir(parents=True)
@@ -345,7 +347,7 @@ def test_a_trainer_that_compiles_does_so_in_its_trials(run_code, trials):
     assert seen[0] == 0 < seen[1] == seen[-1]
 
 
-@pytest.mark.parametrize("names_a_file", [True, False])
+@pytest.mark.parametrize("names_a_file", quick_first(1, [True, False]))
 def test_a_trainer_whose_configuration_is_the_accelerate_launchers(run, tmp_path, names_a_file):
     file = tmp_path / "of_accelerate.json"
     file.write_text(json.dumps(AUTO))

@@ -67,12 +67,14 @@ def test_they_end_at_the_first_of_the_users_own_code(shown: Shown) -> None:
     assert shown("import leads", "import own", "import follows") == ("leads set", [])
 
 
+@pytest.mark.long
 def test_one_that_makes_forks_unsafe_is_left_to_the_ranks(shown: Shown) -> None:
     modules, (note,) = shown("import leads", "import spoils, follows")
     assert modules == "leads set"
     assert "could not fork with spoils" in note
 
 
+@pytest.mark.long
 def test_one_that_needs_a_device_is_left_to_the_ranks(shown: Shown) -> None:
     assert shown("import leads", "import follows", without=("follows",)) == ("leads set", [])
 

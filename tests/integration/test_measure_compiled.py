@@ -62,6 +62,7 @@ def test_a_trial_makes_the_graphs_that_the_training_makes(trials: Any, tmp_path:
     assert sum(made) == sum(expected)
 
 
+@pytest.mark.long
 def test_a_step_in_which_one_rank_compiles_counts_on_no_rank(trials: Any) -> None:
     plan = trials.plan("compiles.py", "--recompiles_at", "4", slots=2, window=StepWindow(3, 5, max_steps=3))
     completed(trials.start(plan).result())

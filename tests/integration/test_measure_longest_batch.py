@@ -136,6 +136,7 @@ def trainer_plan(trials: Any, **options: Any) -> TrialPlan:
     return dataclasses.replace(plan, ds_config=plan.candidate.complete(auto))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planned", [pytest.param(trial_class_plan, marks=pytest.mark.long), trainer_plan])
 def test_trial_classes_and_trainers_are_measured_on_the_longest_batch(trials: Any, planned: Any) -> None:
     found = completed(trials.start(planned(trials, **PROFILE)).result())
@@ -152,6 +153,7 @@ def test_trial_classes_and_trainers_are_measured_on_the_longest_batch(trials: An
     assert (result.longest_sequence, result.note) == (LONGEST, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("planned", "samples"), [pytest.param(trial_class_plan, 70, marks=pytest.mark.long), (trainer_plan, 1000)]
 )

@@ -4,6 +4,7 @@ import os
 import textwrap
 
 import pytest
+from case_fixtures import quick_only
 from conftest import PROGRAMS
 
 from zerotune.trial_lib.messages.orders import StepWindow
@@ -60,7 +61,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("tracker", USES)
+@pytest.mark.parametrize("tracker", quick_only(("wandb", "mlflow"), USES))
 def test_a_trial_writes_into_none_of_the_users_runs(trials, tmp_path, tracker):
     folder = tmp_path / "program"
     folder.mkdir()

@@ -3,6 +3,7 @@
 import textwrap
 
 import pytest
+from case_fixtures import quick_only
 from conftest import PROGRAMS
 
 from zerotune.trial_lib.messages.orders import StepWindow
@@ -123,7 +124,10 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+QUICK = ("open", "append", "remove", "rename", "replace", "folder", "link", "a name in a class")
+
+
+@pytest.mark.parametrize("change", quick_only(QUICK, CHANGES))
 def test_a_file_that_was_there_before_the_study_is_never_changed(run, program, change):
     before = snapshot(program)
     run(CHANGES[change])

@@ -10,6 +10,8 @@ from server_fixtures import Server, mlflow_server
 from zerotune.trial_lib.records.folders import StudyPaths, StudyRecord
 from zerotune.trial_lib.tracking.sync import StudySync, Tracker
 
+pytestmark = pytest.mark.long
+
 DESK = {"width": 1440, "height": 900}
 BEST = ("0003 z0-mbs64", "479.02")
 TRIALS, COMPLETED = 38, 35  # beside the study's own run
@@ -91,7 +93,6 @@ def test_the_printed_link_shows_the_answer_and_then_the_trials_best_first(
     assert values[len(measured) :] == ["-"] * (len(values) - len(measured))
 
 
-@pytest.mark.long
 def test_a_click_further_the_charts_are_of_the_search(page: Page, tracker: Tracker) -> None:
     [link] = tracker.ways
     page.goto(link)
@@ -112,7 +113,6 @@ def test_the_page_of_the_study_begins_with_the_answer(page: Page, tracker: Track
     expect(page.get_by_role("link", name="Traces").or_(page.get_by_text("Model training")).first).to_be_visible()
 
 
-@pytest.mark.long
 def test_the_view_is_in_the_menu_of_views(page: Page, tracker: Tracker) -> None:
     [link] = tracker.ways
     page.goto(f"{link.partition('&')[0]}")

@@ -179,6 +179,7 @@ def test_a_stopped_build_is_told_of_and_ends_when_its_starter_is_closed(
             process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_what_is_built_ahead_ends_with_the_process_that_prepares(tmp_path: Path, number: signal.Signals) -> None:
     building = Building(tmp_path, seconds=600.0)
@@ -216,6 +217,7 @@ def test_a_program_s_first_run_ends_where_its_engine_needs_an_op_that_is_not_bui
     assert not list(tmp_path.glob("builds/*/*.o"))
 
 
+@pytest.mark.long
 def test_nothing_is_built_for_a_program_that_never_has_an_engine(trials: Trials, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import deepspeed\ndeepspeed.init_distributed()\nprint('no engine')\n")
     failures, result = first_run(trials, tmp_path / "builds", "train.py", tmp_path)

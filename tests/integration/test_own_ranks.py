@@ -61,6 +61,7 @@ def test_a_port_in_the_code_is_replaced_by_the_trial_s_own(trials, tmp_path: Pat
     assert result.outcome is Outcome.COMPLETED, result.reason
 
 
+@pytest.mark.long
 def test_workers_of_one_rank_of_several_may_be_started(trials, tmp_path: Path) -> None:
     code = (
         "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=1); raise KeyError"

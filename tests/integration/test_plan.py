@@ -1,5 +1,6 @@
 """`zerotune plan`, as it is typed: a small program, devices that are not here, and what is wrong with the words."""
 
+import functools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ CONFIG = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
     "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000, "allgather_bucket_size": 100_000},
 }
+LONG = functools.partial(pytest.param, marks=pytest.mark.long)
 COMMAND = ("--", "deepspeed", "--num_gpus", "8", "transformer.py", "--deepspeed_config", "ds_config.json")
 
 
@@ -126,7 +128,6 @@ def test_a_pipeline_is_planned_with_the_stages_that_its_code_has(zerotune):
     assert best["train_batch_size"] == 8
 
 
-@pytest.mark.long
 def test_a_yaml_is_planned_as_a_command_is_and_json_is_one_document(zerotune):
     ended = zerotune.run("plan", "--on", "l4-24gb:2", "-z", "2", "--json", str(zerotune.config), str(zerotune.model))
     assert ended.returncode == 0, ended.stderr
@@ -212,13 +213,13 @@ def test_ctrl_c_leaves_nothing_behind(zerotune):
     ("words", "said"),
     [
         (["--on", "h100:8"], '--on h100:8: "h100" may be h100-80gb, h100-80gb-pcie or h100-94gb-nvl.'),
-        (["--on", "h100-80gb:0"], "--on h100-80gb:0:"),
-        (["--on", "h100-80gb:8", "--price", "h100-80gb"], "--price h100-80gb:"),
-        (["--on", "h100-80gb:8", "--devices", "no.yaml"], "no.yaml: it cannot be read"),
+        LONG(["--on", "h100-80gb:0"], "--on h100-80gb:0:"),
+        LONG(["--on", "h100-80gb:8", "--price", "h100-80gb"], "--price h100-80gb:"),
+        LONG(["--on", "h100-80gb:8", "--devices", "no.yaml"], "no.yaml: it cannot be read"),
         (["--on", "h100-80gb:8", "--whole", "3"], '--whole: "3" is no length of a training: write --whole 3epochs'),
-        (["--prices", "ds_config.json"], 'ds_config.json: no device is called "train_micro_batch_size_per_gpu".'),
+        LONG(["--prices", "ds_config.json"], 'ds_config.json: no device is called "train_micro_batch_size_per_gpu".'),
         (["--on", "h100-80gb:3", "--train-batch-size", "8"], "a global batch of 8 samples cannot be divided over 3"),
-        (["--on", "h100-80gb:8", "--free-batch", "--train-batch-size", "8"], "exclude each other"),
+        LONG(["--on", "h100-80gb:8", "--free-batch", "--train-batch-size", "8"], "exclude each other"),
     ],
 )
 def test_wrong_words_are_one_sentence_and_leave_nothing(zerotune, words, said):

@@ -80,6 +80,7 @@ def test_every_figure_is_drawn_and_no_word_is_cut_off(where: str, request: pytes
             assert inner["y"] + inner["height"] <= outer["y"] + outer["height"] + 1, (key, word.text_content())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", PLACES)
 def test_no_name_lies_on_another_one(where: str, request: pytest.FixtureRequest) -> None:
     page = request.getfixturevalue(where).page
@@ -112,6 +113,7 @@ def test_by_night_it_is_dark_and_all_is_readable(browser: Browser, plan: PlanPat
     assert dark.errors == []
 
 
+@pytest.mark.long
 def test_on_paper_each_figure_is_whole(browser: Browser, plan: PlanPaths) -> None:
     told = opened(browser, plan.report, PHONE, scheme="dark")
     told.page.emulate_media(media="print")

@@ -30,8 +30,7 @@ MODELS = {
     ),
 }
 
-# Of texts, and of something else.
-SHORT = ("encoder-decoder", "vision")
+SHORT = ("encoder-decoder",)
 
 
 def written(kind, folder):
@@ -55,6 +54,7 @@ def test_the_program_trains_without_zerotune(kind, tmp_path):
     assert "'train_loss'" in trained.stdout
 
 
+@pytest.mark.long
 def test_an_unknown_architecture_is_one_sentence(tmp_path):
     (tmp_path / "new.json").write_text('{"model_type": "megamodel"}')
     folder = with_program(PlanArguments(model=tmp_path / "new.json"), tmp_path).model_dir

@@ -158,6 +158,7 @@ engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=O
 """
 
 
+@pytest.mark.long
 def test_it_tells_a_mixture_of_experts_which_deepspeed_refuses_at_stage_3(run: Run) -> None:
     result = run(EXPERTS, zero_optimization={"stage": 1})
     assert result.outcome == "completed", result.reason

@@ -303,6 +303,7 @@ def test_flags_of_training_are_told_from_those_of_rollouts(desk: Desk) -> None:
     assert number_behind(words, "--rollout_batch_size") == 64
 
 
+@pytest.mark.long
 @STUDY
 def test_flags_that_are_not_mapped_let_no_other_run_and_every_place_says_so(desk: Desk, server: PrefectServer) -> None:
     typed = desk.at("megatron_flags")
@@ -384,6 +385,7 @@ def test_a_configuration_with_a_section_of_the_autotuner_is_tuned_without_it(des
     assert best["train_batch_size"] == 8 == 2 * micro * accumulation
 
 
+@pytest.mark.long
 @STUDY
 def test_a_list_of_the_autotuner_is_told_with_what_to_type_here_and_has_a_report(desk: Desk) -> None:
     typed = desk.at("autotuner_lists")

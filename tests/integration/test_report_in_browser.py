@@ -61,7 +61,7 @@ def test_nothing_has_to_be_scrolled_sideways(where: str, request: pytest.Fixture
     page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = false; })")
 
 
-@pytest.mark.parametrize(("size", "shown"), [(DESK, "desk"), (PHONE, "phone")])
+@pytest.mark.parametrize(("size", "shown"), [pytest.param(DESK, "desk", marks=pytest.mark.long), (PHONE, "phone")])
 def test_every_figure_is_seen_without_a_script(
     browser: Browser, study: StudyPaths, size: tuple[int, int], shown: str
 ) -> None:
@@ -211,6 +211,7 @@ def test_on_paper_it_is_light_and_nothing_is_folded_away_that_is_short(printed: 
     assert printed.page.evaluate("document.documentElement.scrollWidth") <= PAPER[0]
 
 
+@pytest.mark.long
 def test_page_one_of_a_pdf_is_the_answer(browser: Browser, study: StudyPaths, tmp_path: Path) -> None:
     told = opened(browser, study.report, scheme="dark")
     pdf = told.page.pdf(format="A4")

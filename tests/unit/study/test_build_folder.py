@@ -75,6 +75,7 @@ def test_where_neither_can_be_written_the_environment_stays(home: Path, monkeypa
     assert with_build_folder({"HOME": str(home)}, "python") == {"HOME": str(home)}
 
 
+@pytest.mark.long
 def test_an_op_whose_folder_cannot_be_written_is_told_of_in_a_sentence(home: Path) -> None:
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(home / ".cache" / "named")}
     command = bootstrap.command(sys.executable, "zerotune.trial_lib.launch.processes.jit_builds", "ShareMemCommBuilder")
