@@ -25,7 +25,6 @@ from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.messages.errors import InputError, ProgramNotForeseenError, plain
 from zerotune.trial_lib.plan.answer import (
-    LAYOUT_COLUMNS,
     TIME_WORDS,
     fewest_sentence,
     grouped,
@@ -355,10 +354,11 @@ def _layouts_table(devices: PlannedDevices) -> Table:
     table = Table(
         title=f"Layouts on {devices.label}, by formulas", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    for column in LAYOUT_COLUMNS:
+    rows = layout_cells(devices.layouts)
+    for column in (*rows[0], "peak", "tokens/s"):
         table.add_column(column, justify="right", no_wrap=True)
-    for each in devices.layouts:
-        table.add_row(*layout_cells(each), bytes_shown(each.bytes), _range(each.tokens_per_s))
+    for row, each in zip(rows, devices.layouts, strict=True):
+        table.add_row(*row.values(), bytes_shown(each.bytes), _range(each.tokens_per_s))
     return table
 
 

@@ -78,13 +78,13 @@ class GridWorld(World):
 
     def _problem(self, row: Mapping[str, Any], space: SearchSpace) -> SearchProblem:
         typed = Launch({**row, "micro_batch": 1, "grad_accum": 1})
-        self._outside = typed.outside
+        self._outside = typed.outside.mean
         profile = ModelProfile(
             num_params=row["params"],
             trainable_num_params=row["params"],
             linear_params=row["params"],
             activation_mem_per_gpu=int(typed.activations),
-            gpu_mem=int(typed.cluster.device.memory - typed.outside),
+            gpu_mem=int(typed.cluster.device.memory - self._outside),
             data_parallel_size=typed.replicas,
             flops_per_sample=6.0 * row["params"] * row["seq_len"],
             layer_count=row["layers"],
@@ -108,7 +108,7 @@ class GridWorld(World):
             launches = {size: self.launches[place, size] for size in sizes}
             possible = {size: each for size, each in launches.items() if each.is_possible} or launches
             # Arms have other groups of ranks. What those take beyond the room of the typed ones counts as states.
-            needed = {size: each.needed + each.outside - self._outside for size, each in possible.items()}
+            needed = {size: each.needed + each.outside.mean - self._outside for size, each in possible.items()}
             states = min(each.states for each in possible.values())
             kept = SizeLine.near({size: its - states for size, its in needed.items()})
             config = overwrite_deepspeed_config(self.problem.base_config, arm.knobs)
@@ -142,7 +142,7 @@ class GridWorld(World):
     def chance(self, place: Place) -> float:
         """Returns the foreseen probability that a launch has room."""
         launch = self.launches[place]
-        needed = launch.needed + launch.outside - self._outside
+        needed = launch.needed + launch.outside.mean - self._outside
         found = NormalDist(needed, PROGRAM_ERROR * needed).cdf(self.problem.profile.gpu_mem)
         return found if launch.is_possible else 0.0
 
@@ -321,7 +321,7 @@ def told_apart(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
             found["not of memory"] += 1
         else:
             found["perhaps of memory"] += 1
-            found["perhaps of memory, foreseen"] += launch.needed + launch.outside > launch.cluster.device.memory
+            found["perhaps of memory, foreseen"] += launch.needed + launch.outside.mean > launch.cluster.device.memory
     return found
 
 

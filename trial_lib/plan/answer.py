@@ -230,14 +230,22 @@ def money(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2f}"
 
 
-LAYOUT_COLUMNS = ("TP", "PP", "DP", "ZeRO", "recomputes", "batch", "peak", "tokens/s")
+_SIZES = {"TP": "tensor", "SP": "sequence", "PP": "pipeline", "EP": "expert", "DP": "replicas"}
 
 
-def layout_cells(layout: PlannedLayout) -> tuple[str, ...]:
-    """The cells of a table but the last two."""
-    sizes = map(str, (layout.tensor, layout.pipeline, layout.replicas, layout.zero_stage))
-    batch = f"{layout.micro_batch} x {layout.accumulation}"
-    return (*sizes, "all layers" if layout.is_checkpointed else "nothing", batch)
+def layout_cells(layouts: Sequence[PlannedLayout]) -> list[dict[str, str]]:
+    """The cells of the table of layouts by their columns, but for the last two. A size that none has gets no column."""
+    sizes = {column: name for column, name in _SIZES.items() if any(getattr(each, name) > 1 for each in layouts)}
+    return [
+        {
+            **{column: str(getattr(each, name)) for column, name in sizes.items()},
+            "ZeRO": str(each.zero_stage),
+            "recomputes": f"{each.recomputed} of {each.layers}" if each.recomputed else "nothing",
+            "batch": f"{each.micro_batch} x {each.accumulation}",
+            "fits": likelihood(each.fits),
+        }
+        for each in layouts
+    ]
 
 
 def _nothing_fits(devices: PlannedDevices, on: str) -> str:

@@ -135,12 +135,16 @@ class PlannedLayout(_Foreseen):
     """One layout of a decoder on some devices, by formulas."""
 
     tensor: _Count  # ranks of a tensor-parallel group
+    sequence: _Count = 1  # ranks that share the tokens of a sample
     pipeline: _Count  # stages
+    expert: _Count = 1  # ranks that share the experts
     replicas: _Count
     zero_stage: int
-    is_checkpointed: bool  # whether each layer is computed again in the backward pass
+    recomputed: _CountOrNone = 0  # layers that are computed again in the backward pass
+    layers: _Count  # of the model
     micro_batch: _Count
     accumulation: _Count
+    fits: _Share
     bytes: float  # of the device that needs most
     tokens_per_s: PlannedRange  # over all devices
 
@@ -369,8 +373,8 @@ class PlanArguments(FrozenRecord):
         zero_stages: plan these ZeRO stages.
         train_batch_size: give every configuration this global batch, in samples. Default: that of your configuration.
         free_batch: let the plan choose the global batch. This changes the training.
-        layouts: name the best layouts of a decoder too, by formulas: groups of AutoTP and sizes of switches that have a
-            `layout`, with ZeRO 0 to 2 and with checkpointing.
+        layouts: name the best layouts of a decoder too, by formulas: groups of AutoTP and AutoEP and sizes of switches
+            that have a `layout`, with each ZeRO stage and each checkpointing that the program can have.
         max_micro_batch: consider no micro-batch size above this one, in samples. Default: what fits.
         memory_headroom: leave this share of a device's memory free.
         deadline: end a foreseen run that has not made its two optimizer steps within this many seconds. They include

@@ -8,7 +8,7 @@ from zerotune.trial_lib.inputs.known_secrets import KnownSecrets
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
 from zerotune.trial_lib.messages.secrets import redact
-from zerotune.trial_lib.plan.answer import LAYOUT_COLUMNS, fewest_sentence, layout_cells, likelihood, money
+from zerotune.trial_lib.plan.answer import fewest_sentence, layout_cells, likelihood, money
 from zerotune.trial_lib.plan.plan_record import (
     PlannedArm,
     PlannedDevices,
@@ -65,7 +65,6 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
         ends=_ends,
         why=_why,
         has_host=keeps_on_host,
-        layout_columns=LAYOUT_COLUMNS,
         layout_cells=layout_cells,
         share=lambda value: f"{100 * value:.2g}",
     )

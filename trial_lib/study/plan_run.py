@@ -22,14 +22,7 @@ from zerotune.trial_lib.messages.measurement import Import
 from zerotune.trial_lib.plan.answer import best_of, plan_answer
 from zerotune.trial_lib.plan.arm_work import WantedRun
 from zerotune.trial_lib.plan.devices import AskedDevices
-from zerotune.trial_lib.plan.layouts import (
-    LAYOUTS_BY,
-    DecoderShape,
-    LayoutChoices,
-    beside_runs,
-    best_layouts,
-    decoder_of,
-)
+from zerotune.trial_lib.plan.layouts import with_layouts
 from zerotune.trial_lib.plan.plan_record import PlannedDevices, PlanRecord, read_length, write_run
 from zerotune.trial_lib.plan.planning import Planned, PlanProblem, plan
 from zerotune.trial_lib.plan.simulation import Pretended, simulate, starter_for
@@ -116,9 +109,8 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     devices = tuple(
         each.model_copy(update={"notes": (*each.notes, *largest_that_fit(each, found.runs))}) for each in found.devices
     )
-    shape = decoder_of(typed) if arguments.layouts else ""
-    if not isinstance(shape, str):
-        devices = tuple(map(partial(_with_layouts, read, found, shape), devices, read.asked))
+    if arguments.layouts:
+        devices = tuple(map(partial(_with_layouts, read, found), devices, read.asked))
     best = best_of(devices, set() if training is None else training.in_time)
     batches = {policy.train_batch_size for policy in found.policies.values()}
     stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
@@ -128,7 +120,6 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
         *program_notes(read_program(typed.program) if typed.program else None),
         *dict.fromkeys(note for run in found.runs.values() for note in run.notes),
         *(f"An arm cannot be foreseen: {reason}" for reason in stopped),
-        *([f"No layouts are named: {shape}."] if isinstance(shape, str) and shape else []),
     ]
     record = PlanRecord(
         plan_id=opened.plan_id,
@@ -158,15 +149,10 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     return record.model_copy(update={"best_command": _best_command(opened, record)})
 
 
-def _with_layouts(
-    read: ReadPlan, found: Planned, shape: DecoderShape, devices: PlannedDevices, asked: AskedDevices
-) -> PlannedDevices:
+def _with_layouts(read: ReadPlan, found: Planned, devices: PlannedDevices, asked: AskedDevices) -> PlannedDevices:
     typed = found.typed
     batch = found.policies[asked.count].train_batch_size or typed.micro_batch * typed.accumulation * asked.count
-    choices = LayoutChoices.of(typed, shape, read.experiment.requests, read.arguments.zero_stages)
-    layouts = best_layouts(choices.on(shape, asked.cluster, batch), devices.usable)
-    notes = (*devices.notes, *filter(None, [LAYOUTS_BY, beside_runs(devices, layouts)]))
-    return devices.model_copy(update={"layouts": layouts, "notes": notes})
+    return with_layouts(devices, typed, asked.cluster, batch, read.experiment.requests, read.arguments)
 
 
 def _command(opened: OpenPlan) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.replay.grids import GRIDS, GridWorld, by_adaptive, figures_of, read_worlds, told_apart
 from benchmarks.replay.megatron import Launch
-from zerotune.trial_lib.plan import layouts
+from zerotune.trial_lib.plan import laid_out
 from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.search.base import expected_costs, expected_curves, key_of
 
@@ -58,7 +58,7 @@ def test_a_launch_ends_as_it_did_and_nothing_else_is_asked_for():
 
 def test_a_launch_that_may_not_fit_is_made_once_safer_ones_have_little_to_gain(monkeypatch):
     # With what the allocator cannot use, the plan says that the fastest launch there does not fit.
-    monkeypatch.setattr(layouts, "_PIECES", 1.0)
+    monkeypatch.setattr(laid_out, "_PIECES", 1.0)
     rows = read_worlds(GRIDS)["LLaMA-13B (128k vocabulary)", 32, 2048, 2048]
     world = GridWorld(rows)
     figures = figures_of(world, [by_adaptive(world, 10)])
@@ -102,7 +102,7 @@ def test_more_parallelism_than_the_work_needs_is_foreseen_slower():
 
 
 def layers_of(**row):
-    return [list(parts).count("layer") for parts in Launch(launch(**row))._by_stage]
+    return [list(parts).count("layer") for parts in Launch(launch(**row)).by_stage]
 
 
 def test_a_framework_divides_a_model_into_stages_as_its_code_does():
@@ -117,7 +117,7 @@ def test_a_framework_divides_a_model_into_stages_as_its_code_does():
 def test_a_stage_without_a_part_of_the_model_cannot_run():
     """So ended all but one of the recorded launches of that kind."""
     rows = [row for rows in read_worlds(GRIDS).values() for row in rows if "nanotron" in row["framework"]]
-    empty = [row for row in rows if not all(Launch(row)._by_stage)]
+    empty = [row for row in rows if not all(Launch(row).by_stage)]
     assert len(empty) > 100
     assert sum(row["outcome"] == "completed" for row in empty) <= 1
 

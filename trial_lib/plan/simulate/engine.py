@@ -144,15 +144,45 @@ _DECODER = {
     "ffn": "intermediate_size",
     "vocabulary": "vocab_size",
 }
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# In the configurations of Mixtral, of Qwen and of DeepSeek.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def decoder_numbers(module: Any) -> dict[str, int]:
     # As `ProgramProfile.decoder` has it, from the configuration of a model of transformers.
     config = getattr(module, "config", None)
-    if config is None or getattr(config, "is_encoder_decoder", False) or any(getattr(config, n, 0) for n in _EXPERTS):
+    if config is None or getattr(config, "is_encoder_decoder", False):
         return {}
     found = {name: getattr(config, theirs, None) for name, theirs in _DECODER.items()}
     found["kv_heads"] = getattr(config, "num_key_value_heads", None) or found["heads"]
+    if head := getattr(config, "head_dim", None):
+        found["head_size"] = head
+    if any(getattr(config, name, 0) for name in _EXPERTS):
+        found |= _experts(config)
     sizes = {name: size for name, size in found.items() if isinstance(size, int)}
     return sizes if len(sizes) == len(found) else {}
+
+
+def _experts(config: Any) -> dict[str, Any]:
+    def first(*names: str) -> Any:
+        return next((value for name in names if (value := getattr(config, name, None))), None)
+
+    ffn, layers = first("moe_intermediate_size", "intermediate_size"), config.num_hidden_layers
+    every = first("decoder_sparse_step") or 1
+    plain = set(first("mlp_only_layers") or ()) | set(range(first("first_k_dense_replace") or 0))
+    return {
+        "experts": first(*_EXPERTS),
+        "chosen": first("num_experts_per_tok"),
+        "expert_ffn": ffn,
+        "shared_ffn": first("shared_expert_intermediate_size") or (first("n_shared_experts") or 0) * (ffn or 0),
+        "dense_layers": sum(layer in plain or (layer + 1) % every > 0 for layer in range(layers)),
+        "by_autoep": _is_known_to_autoep(config),
+    }
+
+
+def _is_known_to_autoep(config: Any) -> int:
+    try:
+        from deepspeed.module_inject.auto_ep_presets.registry import preset_name_for_hf_model_type
+    except ImportError:  # before DeepSpeed 0.19
+        return 0
+    return int(preset_name_for_hf_model_type(getattr(config, "model_type", "")) is not None)

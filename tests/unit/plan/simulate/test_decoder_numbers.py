@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, MixtralConfig, T5Config
+from transformers import DeepseekV3Config, GPT2Config, LlamaConfig, MixtralConfig, Qwen3MoeConfig, T5Config
 
 from zerotune.trial_lib.plan.simulate.engine import decoder_numbers
 
@@ -12,12 +12,27 @@ def test_a_decoder_has_its_numbers_with_grouped_heads_or_without() -> None:
     sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 96}
     grouped = LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=1000)
     known = {"layers": 4, "hidden": 64, "heads": 8, "ffn": 96, "vocabulary": 1000}
-    assert decoder_numbers(SimpleNamespace(config=grouped)) == {**known, "kv_heads": 2}
+    assert decoder_numbers(SimpleNamespace(config=grouped)) == {**known, "kv_heads": 2, "head_size": 8}
     plain = SimpleNamespace(**sizes, vocab_size=1000)
     assert decoder_numbers(SimpleNamespace(config=plain)) == {**known, "kv_heads": 8}
 
 
-@pytest.mark.parametrize("config", [T5Config(), MixtralConfig(), GPT2Config(), SimpleNamespace(), None, {"layers": 4}])
+def test_a_mixture_has_the_numbers_of_its_experts() -> None:
+    def of(config: object) -> dict[str, int]:
+        names = ("experts", "chosen", "expert_ffn", "shared_ffn", "dense_layers", "by_autoep")
+        return {name: decoder_numbers(SimpleNamespace(config=config)).get(name) for name in names}
+
+    each = {"num_experts_per_tok": 2, "num_hidden_layers": 6}
+    mixtral = MixtralConfig(**each, num_local_experts=4, intermediate_size=96)
+    known = {"experts": 4, "chosen": 2, "expert_ffn": 96, "shared_ffn": 0, "dense_layers": 0, "by_autoep": 1}
+    assert of(mixtral) == known
+    qwen = Qwen3MoeConfig(**each, num_experts=4, moe_intermediate_size=96, decoder_sparse_step=2, mlp_only_layers=[1])
+    assert of(qwen) == {**known, "dense_layers": 4}
+    deepseek = DeepseekV3Config(**each, n_routed_experts=4, moe_intermediate_size=96, n_shared_experts=2)
+    assert of(deepseek) == {**known, "shared_ffn": 192, "dense_layers": 3}
+
+
+@pytest.mark.parametrize("config", [T5Config(), GPT2Config(), SimpleNamespace(), None, {"layers": 4}])
 def test_other_models_have_none(config: object) -> None:
     assert decoder_numbers(SimpleNamespace(config=config)) == {}
     assert decoder_numbers(object()) == {}
