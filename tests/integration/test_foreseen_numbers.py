@@ -2,7 +2,6 @@
 
 import pytest
 from case_fixtures import quick_first
-from case_fixtures import quick_first
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -42,72 +41,69 @@ def foreseen(foresee_text):
     return run
 
 
-TRUE = quick_first(
-    8,
-    [
-        "assert torch.full((1,), 7, device=device).item() == 7",
-        "assert torch.arange(3, 6, device=device).tolist() == [3, 4, 5]",
-        "assert torch.zeros(2000, device=device).index_fill(0, torch.arange(9, device=device), 4).max().item() == 4",
-        "assert torch.histc(torch.arange(8, device=device), 4).tolist() == [2, 2, 2, 2]",
-        "counts = torch.zeros(4, dtype=torch.int64, device=device); counts[1:3].add_(2); "
-        "assert counts.tolist() == [0, 2, 2, 0]",
-        # Every rank has as many tokens as this one.
-        "length = torch.full((1,), 16, device=device); "
-        "lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2)]; "
-        "dist.all_gather(lengths, length); assert [each.item() for each in lengths] == [16, 16]",
-        "both = torch.zeros(4, dtype=torch.int64, device=device); first = both[:2]; "
-        "dist.all_gather_into_tensor(both, torch.arange(2, device=device)); first.add_(1); "
-        "assert both.tolist() == [1, 2, 0, 1]",
-        "length = torch.full((1,), 16, device=device); length.data = torch.full((1,), 8, device=device); "
-        "assert length.item() == 8",
-        # The numbers are not known, and their places are.
-        "labels = torch.tensor([[1, -100, 2], [-100, -100, 3]]).to(device); hidden = engine(torch.ones(2, 3, 8)"
-        ".to(device)).expand(2, 3, 4); assert hidden[labels != -100].shape == (3, 4); "
-        "assert hidden[:, labels[0] != -100, 1:].shape == (2, 2, 3); "
-        "assert hidden.masked_select((labels != -100).unsqueeze(-1)).shape == (12,); "
-        "hidden[labels != -100].sum().backward()",
-        # The lengths of the labels decide what the loss of speech keeps.
-        "scores = torch.randn(4, 2, 5, device=device, requires_grad=True); nn.functional.ctc_loss("
-        "scores.log_softmax(-1), torch.tensor([[1, 2], [3, 0]]).to(device), torch.tensor([4, 4]), "
-        "torch.tensor([2, 1])).backward(); assert scores.grad.shape == scores.shape",
-        # A training goes on if its numbers are finite.
-        "assert torch.isfinite(loss) and loss.isfinite().all() and not (~torch.isfinite(loss)).any()",
-        "assert torch.isfinite(torch.empty(2**11, device=device)).all()",
-        "torch.set_default_device('cuda'); assert torch.isfinite(input=loss); torch.set_default_device('cpu')",
-        "losses = loss.detach().expand(3000); assert losses[~losses.isnan()].shape == losses[losses.isfinite()].shape; "
-        "assert losses[~torch.isinf(losses)].shape == (3000,); assert not torch.isnan(losses).all()",
-        "losses = loss.detach().expand(2**21); assert losses.isfinite().all() and not losses.isnan().all()",
-        # A tensor of the device may be one of the numbers of another.
-        "length = torch.full((2,), 7, device=device)[0]; assert torch.tensor([length, 3]).tolist() == [7, 3]; "
-        "assert torch.as_tensor([[length], [4]], device=device).tolist() == [[7], [4]]; "
-        "assert length.new_tensor((length, 5)).tolist() == [7, 5]; "
-        "assert torch.tensor([length.int()]).dtype == torch.int32 and torch.asarray([length]).tolist() == [7]; "
-        "assert torch.tensor([length, 3], dtype=torch.bfloat16).dtype == torch.bfloat16",
-        "rows = torch.randn(3, 5, 8, device=device, requires_grad=True); rnn = nn.utils.rnn; "
-        "packed = rnn.pack_padded_sequence(rows, torch.tensor([5, 3, 2]), batch_first=True); "
-        "out, _ = nn.LSTM(8, 4, batch_first=True).to(device)(packed); assert out.data.shape == (10, 4); "
-        "padded, lengths = rnn.pad_packed_sequence(out, batch_first=True, total_length=6); padded.sum().backward(); "
-        "assert lengths.tolist() == [5, 3, 2] and padded.shape == (3, 6, 4) and rows.grad.shape == rows.shape",
-        "norm = nn.SyncBatchNorm(4).to(device); norm(torch.randn(2, 4, 6, 6, device=device)).sum().backward(); "
-        "assert norm.weight.grad.shape == (4,)",
-        # As a moving average of the weights does.
-        "import copy; copied = copy.deepcopy(engine.module); theirs = engine.module.weight; "
-        "assert copied.weight is not theirs and copied.weight.is_cuda and copied.weight.requires_grad; "
-        "torch.optim.swa_utils.AveragedModel(engine.module).update_parameters(engine.module)",
-        # No file has numbers that do not exist. The program finds what it has saved.
-        "import os; model = engine.module; torch.save({'model': model.state_dict(), 'step': 3}, 'saved.pt'); "
-        "torch.save(model, 'whole.pt'); assert not os.path.exists('saved.pt') and not os.path.exists('whole.pt'); "
-        "found = torch.load('saved.pt', map_location='cuda'); model.load_state_dict(found['model']); "
-        "assert found['step'] == 3 and found['model']['weight'].shape == (1, 8) and found['model']['weight'].is_cuda; "
-        "assert torch.load('whole.pt', weights_only=False).weight.shape == (1, 8)",
-        # A module of a file, too, lands on the device that the program names.
-        "import os, tempfile; path = os.path.join(tempfile.mkdtemp(), 'real.pt'); whole = torch.ones(8); "
-        "torch.save({'whole': whole, 'part': whole[2:5]}, path); before = torch.cuda.memory_allocated(); "
-        "found = torch.load(path, map_location='cuda'); assert found['part'].shape == (3,) and found['part'].is_cuda; "
-        "assert found['whole'].untyped_storage()._cdata == found['part'].untyped_storage()._cdata; "
-        "del found; assert torch.cuda.memory_allocated() == before",
-    ],
-)
+TRUE = [
+    "assert torch.full((1,), 7, device=device).item() == 7",
+    "assert torch.arange(3, 6, device=device).tolist() == [3, 4, 5]",
+    "assert torch.zeros(2000, device=device).index_fill(0, torch.arange(9, device=device), 4).max().item() == 4",
+    "assert torch.histc(torch.arange(8, device=device), 4).tolist() == [2, 2, 2, 2]",
+    "counts = torch.zeros(4, dtype=torch.int64, device=device); counts[1:3].add_(2); "
+    "assert counts.tolist() == [0, 2, 2, 0]",
+    # Every rank has as many tokens as this one.
+    "length = torch.full((1,), 16, device=device); "
+    "lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2)]; "
+    "dist.all_gather(lengths, length); assert [each.item() for each in lengths] == [16, 16]",
+    "both = torch.zeros(4, dtype=torch.int64, device=device); first = both[:2]; "
+    "dist.all_gather_into_tensor(both, torch.arange(2, device=device)); first.add_(1); "
+    "assert both.tolist() == [1, 2, 0, 1]",
+    "length = torch.full((1,), 16, device=device); length.data = torch.full((1,), 8, device=device); "
+    "assert length.item() == 8",
+    # The numbers are not known, and their places are.
+    "labels = torch.tensor([[1, -100, 2], [-100, -100, 3]]).to(device); hidden = engine(torch.ones(2, 3, 8)"
+    ".to(device)).expand(2, 3, 4); assert hidden[labels != -100].shape == (3, 4); "
+    "assert hidden[:, labels[0] != -100, 1:].shape == (2, 2, 3); "
+    "assert hidden.masked_select((labels != -100).unsqueeze(-1)).shape == (12,); "
+    "hidden[labels != -100].sum().backward()",
+    # The lengths of the labels decide what the loss of speech keeps.
+    "scores = torch.randn(4, 2, 5, device=device, requires_grad=True); nn.functional.ctc_loss("
+    "scores.log_softmax(-1), torch.tensor([[1, 2], [3, 0]]).to(device), torch.tensor([4, 4]), "
+    "torch.tensor([2, 1])).backward(); assert scores.grad.shape == scores.shape",
+    # A training goes on if its numbers are finite.
+    "assert torch.isfinite(loss) and loss.isfinite().all() and not (~torch.isfinite(loss)).any()",
+    "assert torch.isfinite(torch.empty(2**11, device=device)).all()",
+    "torch.set_default_device('cuda'); assert torch.isfinite(input=loss); torch.set_default_device('cpu')",
+    "losses = loss.detach().expand(3000); assert losses[~losses.isnan()].shape == losses[losses.isfinite()].shape; "
+    "assert losses[~torch.isinf(losses)].shape == (3000,); assert not torch.isnan(losses).all()",
+    "losses = loss.detach().expand(2**21); assert losses.isfinite().all() and not losses.isnan().all()",
+    # A tensor of the device may be one of the numbers of another.
+    "length = torch.full((2,), 7, device=device)[0]; assert torch.tensor([length, 3]).tolist() == [7, 3]; "
+    "assert torch.as_tensor([[length], [4]], device=device).tolist() == [[7], [4]]; "
+    "assert length.new_tensor((length, 5)).tolist() == [7, 5]; "
+    "assert torch.tensor([length.int()]).dtype == torch.int32 and torch.asarray([length]).tolist() == [7]; "
+    "assert torch.tensor([length, 3], dtype=torch.bfloat16).dtype == torch.bfloat16",
+    "rows = torch.randn(3, 5, 8, device=device, requires_grad=True); rnn = nn.utils.rnn; "
+    "packed = rnn.pack_padded_sequence(rows, torch.tensor([5, 3, 2]), batch_first=True); "
+    "out, _ = nn.LSTM(8, 4, batch_first=True).to(device)(packed); assert out.data.shape == (10, 4); "
+    "padded, lengths = rnn.pad_packed_sequence(out, batch_first=True, total_length=6); padded.sum().backward(); "
+    "assert lengths.tolist() == [5, 3, 2] and padded.shape == (3, 6, 4) and rows.grad.shape == rows.shape",
+    "norm = nn.SyncBatchNorm(4).to(device); norm(torch.randn(2, 4, 6, 6, device=device)).sum().backward(); "
+    "assert norm.weight.grad.shape == (4,)",
+    # As a moving average of the weights does.
+    "import copy; copied = copy.deepcopy(engine.module); theirs = engine.module.weight; "
+    "assert copied.weight is not theirs and copied.weight.is_cuda and copied.weight.requires_grad; "
+    "torch.optim.swa_utils.AveragedModel(engine.module).update_parameters(engine.module)",
+    # No file has numbers that do not exist. The program finds what it has saved.
+    "import os; model = engine.module; torch.save({'model': model.state_dict(), 'step': 3}, 'saved.pt'); "
+    "torch.save(model, 'whole.pt'); assert not os.path.exists('saved.pt') and not os.path.exists('whole.pt'); "
+    "found = torch.load('saved.pt', map_location='cuda'); model.load_state_dict(found['model']); "
+    "assert found['step'] == 3 and found['model']['weight'].shape == (1, 8) and found['model']['weight'].is_cuda; "
+    "assert torch.load('whole.pt', weights_only=False).weight.shape == (1, 8)",
+    # A module of a file, too, lands on the device that the program names.
+    "import os, tempfile; path = os.path.join(tempfile.mkdtemp(), 'real.pt'); whole = torch.ones(8); "
+    "torch.save({'whole': whole, 'part': whole[2:5]}, path); before = torch.cuda.memory_allocated(); "
+    "found = torch.load(path, map_location='cuda'); assert found['part'].shape == (3,) and found['part'].is_cuda; "
+    "assert found['whole'].untyped_storage()._cdata == found['part'].untyped_storage()._cdata; "
+    "del found; assert torch.cuda.memory_allocated() == before",
+]
 
 
 @pytest.mark.parametrize("does", quick_first(8, TRUE))
@@ -115,35 +111,31 @@ def test_they_are_true_where_they_follow_from_the_code(foreseen, does):
     assert foreseen(does) == ("", [])
 
 
-ASKED = quick_first(
-    4,
-    [
-        "torch.full((1,), 7.0, device=device).add_(loss.detach()).item()",
-        # The element is a view of the buffer that is asked.
-        "counts = torch.zeros(4, dtype=torch.int64, device=device); counts[1] = loss.detach().long(); "
-        "counts.sum().item()",
-        "counts = torch.zeros(4, dtype=torch.int64, device=device); part = counts[2:]; "
-        "counts.add_(loss.detach().long()); part.sum().item()",
-        "counts = torch.zeros(2, dtype=torch.int64, device=device); "
-        "dist.all_gather_into_tensor(counts, loss.detach().long().reshape(1)); counts.sum().item()",
-        "theirs = torch.zeros(1, dtype=torch.int64, device=device); dist.recv(theirs, 1); theirs.item()",
-        "counts = torch.ones(2000, device=device); dist.all_reduce(counts); "
-        "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
-        # A view, and the memory without its gradient, are written to.
-        "counts = torch.zeros(2000, device=device); flat = counts.view(-1); "
-        "counts.index_fill_(0, torch.arange(9, device=device), 4); flat += loss.detach(); counts.max().item()",
-        "counts = torch.zeros(2000, device=device); counts.data.add_(loss.detach()); "
-        "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
-        "counts = torch.zeros(2000, device=device); counts.data = loss.detach().expand(2000).clone(); "
-        "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
-        "count = torch.zeros(1, dtype=torch.int64, device=device); count.data = loss.detach().long().reshape(1); "
-        "count.item()",
-        "torch.empty_like(torch.full((1,), 5, device=device)).item()",
-        "assert torch.tensor([loss.detach(), 2.0]).shape == (2,)",
-        # No operator of the host adds numbers of this format.
-        "torch.arange(8, device=device).to(torch.float8_e4m3fn).sum().item()",
-    ],
-)
+ASKED = [
+    "torch.full((1,), 7.0, device=device).add_(loss.detach()).item()",
+    # The element is a view of the buffer that is asked.
+    "counts = torch.zeros(4, dtype=torch.int64, device=device); counts[1] = loss.detach().long(); counts.sum().item()",
+    "counts = torch.zeros(4, dtype=torch.int64, device=device); part = counts[2:]; "
+    "counts.add_(loss.detach().long()); part.sum().item()",
+    "counts = torch.zeros(2, dtype=torch.int64, device=device); "
+    "dist.all_gather_into_tensor(counts, loss.detach().long().reshape(1)); counts.sum().item()",
+    "theirs = torch.zeros(1, dtype=torch.int64, device=device); dist.recv(theirs, 1); theirs.item()",
+    "counts = torch.ones(2000, device=device); dist.all_reduce(counts); "
+    "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
+    # A view, and the memory without its gradient, are written to.
+    "counts = torch.zeros(2000, device=device); flat = counts.view(-1); "
+    "counts.index_fill_(0, torch.arange(9, device=device), 4); flat += loss.detach(); counts.max().item()",
+    "counts = torch.zeros(2000, device=device); counts.data.add_(loss.detach()); "
+    "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
+    "counts = torch.zeros(2000, device=device); counts.data = loss.detach().expand(2000).clone(); "
+    "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
+    "count = torch.zeros(1, dtype=torch.int64, device=device); count.data = loss.detach().long().reshape(1); "
+    "count.item()",
+    "torch.empty_like(torch.full((1,), 5, device=device)).item()",
+    "assert torch.tensor([loss.detach(), 2.0]).shape == (2,)",
+    # No operator of the host adds numbers of this format.
+    "torch.arange(8, device=device).to(torch.float8_e4m3fn).sum().item()",
+]
 
 
 @pytest.mark.parametrize("does", quick_first(4, ASKED))
@@ -185,22 +177,19 @@ def test_a_mark_of_finite_numbers_goes_when_the_program_writes(foreseen):
     assert foreseen(f"{does.replace('21', '11').replace('bool', 'assert not ')}") == ("", [])
 
 
-HEALTHY = quick_first(
-    4,
-    [
-        "corners = loss.detach().expand(3, 4); assert (corners[:, 2:] >= corners[:, :2]).all()",
-        "assert torch.all(loss.detach() > 0)",
-        "torch.distributions.Beta(loss.detach().exp(), 2.0)",
-        "assert loss > 0, f'{3:.2f} is no loss'",
-        "assert 0 < loss < 9, 'small' if args else 'large'",
-        "if not loss > 0:\n        if args.local_rank:\n            print('no loss')\n        raise ValueError",
-        "with torch.device(device): assert loss > 0",
-        "assert (loss > 0).all() & (loss < 9).all() and loss > 1",
-        "if not bool(loss < 1e9): raise ValueError",
-        "if loss != loss * 2:\n        pass\n    else:\n        raise ValueError(str(len('no difference')))",
-        "torch._assert(loss > 0, 'the loss is negative')",
-    ],
-)
+HEALTHY = [
+    "corners = loss.detach().expand(3, 4); assert (corners[:, 2:] >= corners[:, :2]).all()",
+    "assert torch.all(loss.detach() > 0)",
+    "torch.distributions.Beta(loss.detach().exp(), 2.0)",
+    "assert loss > 0, f'{3:.2f} is no loss'",
+    "assert 0 < loss < 9, 'small' if args else 'large'",
+    "if not loss > 0:\n        if args.local_rank:\n            print('no loss')\n        raise ValueError",
+    "with torch.device(device): assert loss > 0",
+    "assert (loss > 0).all() & (loss < 9).all() and loss > 1",
+    "if not bool(loss < 1e9): raise ValueError",
+    "if loss != loss * 2:\n        pass\n    else:\n        raise ValueError(str(len('no difference')))",
+    "torch._assert(loss > 0, 'the loss is negative')",
+]
 
 
 @pytest.mark.parametrize("does", quick_first(4, HEALTHY))
