@@ -44,6 +44,10 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     said = [(each.fits(capacity) >= LIKELY and each.is_possible, measured[id(each.decoder)] > 0) for each in launches]
     ran = [each for each in launches if measured[id(each.decoder)]]
     errors = [math.log(each.samples_per_s / measured[id(each.decoder)]) for each in ran]
+    in_interval = sum(
+        each.step.low <= each.step.seconds * each.samples_per_s / measured[id(each.decoder)] <= each.step.high
+        for each in ran
+    )
     best = max(measured.values())
     named = best_layouts((each.decoder for each in launches if each.is_possible), capacity)
     found = [measured[id(each)] for each in named]
@@ -53,6 +57,7 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "launches": len(launches),
         "said_to_fit": [sum(told and did for told, did in said), sum(told for told, _ in said)],
         "said_not_to_fit": [sum(not told and not did for told, did in said), sum(not told for told, _ in said)],
+        "in_interval": [in_interval, len(ran)],
         "speed_error": round(math.exp(median(map(abs, errors))) - 1, 4),
         "too_fast": round(math.exp(median(errors)), 4),
         "order_of_launches": _rank_correlation(
@@ -85,7 +90,7 @@ def summed_up(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"worlds": len(worlds), **sums, "named_failed": [failed, named], **{name: over(name) for name in names}}
 
 
-_SAID = ("said_to_fit", "said_not_to_fit")
+_SAID = ("said_to_fit", "said_not_to_fit", "in_interval")
 
 
 def main() -> None:

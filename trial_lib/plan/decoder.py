@@ -1,5 +1,6 @@
 """The numbers of a decoder by which its layouts are foreseen. Pure."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -103,8 +104,11 @@ def decoder_of(run: ForeseenRun) -> DecoderShape | str:
             "the model has no `config` with layers, heads, widths and vocabulary of a decoder, or its samples no tokens"
         )
     shape = DecoderShape(parameters=run.parameters, tokens=run.tokens, **known)
-    if run.trainable < (1 - _ALIKE) * run.parameters:
-        return "formulas are for trainings of all weights"
+    config, by_code = run.ds_config, str(run.program.get("optimizer") or "")
+    optimizer = (by_code.rpartition(".")[2] or str((config.get("optimizer") or {}).get("type"))).lower()
+    is_half = any((config.get(name) or {}).get("enabled") is True for name in ("bf16", "fp16"))
+    if run.trainable < (1 - _ALIKE) * run.parameters or not is_half or not re.search("adam(w|)$", optimizer):
+        return "formulas are for trainings of all weights in 16 bits, with the states of Adam"
     counted = shape.counted_parameters
     if abs(counted / run.parameters - 1) > _ALIKE:
         return (

@@ -60,9 +60,10 @@ class Writing:
 
     @classmethod
     def of(cls, run: ForeseenRun, own: "LaidOutDecoder") -> "Writing":
-        """By a foreseen run of a layout of the same decoder."""
-        layers = own.slowest.count(LAYER) + own.slowest.count(SPARSE)
-        theirs, mine = _Passes.of(run), _Passes.of(own.as_run())
+        """By a foreseen run of a layout of the same decoder. That of a pipeline shows its first stage."""
+        first = own.by_stage[0]
+        layers = first.count(LAYER) + first.count(SPARSE)
+        theirs, mine = _Passes.of(run), _Passes.of(own.as_run(first))
         again = own.recomputed / own.shape.layers
         written = replace(
             own.writing,
@@ -73,8 +74,8 @@ class Writing:
         )
         if own.recomputed or not theirs.kept:
             return written
-        whole, divided = map(sum, zip(*map(own.kept_by, own.slowest), strict=True))
-        beside = divided + own.kept_of_logits + own.gathered
+        whole, divided = map(sum, zip(*map(own.kept_by, first), strict=True))
+        beside = divided + own.gathered + (own.kept_of_logits if LOSS in first else 0.0)
         return replace(written, kept=max(theirs.kept - beside, 0.0) / whole)
 
 
@@ -238,7 +239,8 @@ class LaidOutDecoder:
         kept = sum(of_layers[again:]) + again * 2 * self._tokens * self.shape.hidden / self._shared
         beside = max(of_layers[:again], default=0.0)
         if LOSS in parts:
-            beside = max(beside, self._tokens * self.shape.vocabulary * self._logit_bytes)
+            of_logit = _WHOLE_LOGIT_BYTES if self.gathers else _LOGIT_BYTES / self._of_vocabulary
+            beside = max(beside, self._tokens * self.shape.vocabulary * of_logit)
         states = sum(self._state_bytes(own, sharing) for own, sharing, _ in self._by_group(self._held(parts)))
         return states + self._buffers, kept * ahead + beside
 
@@ -259,21 +261,18 @@ class LaidOutDecoder:
         # DeepSpeed's buckets of gradients, and what stage 3 has gathered.
         if not self.by_deepspeed or not self.zero_stage:
             return 0.0
-        reduced = self.zero.get("reduce_bucket_size", _REDUCED)
         buckets = 2 if self.zero.get("overlap_comm") and self.zero_stage < 3 else 1
-        found = buckets * 2 * (reduced if isinstance(reduced, int | float) else _REDUCED)
-        return found + self.gathered
+        return buckets * 2 * self._of_zero("reduce_bucket_size", _REDUCED) + self.gathered
 
     @property
     def gathered(self) -> float:
         """Bytes of the parameters that stage 3 keeps from a forward to a backward pass."""
         whole = sum(map(self._parameters, self.slowest)) if self.zero_stage > 2 else 0.0
-        return 2 * min(whole, self._reused)
+        return 2 * min(whole, self._of_zero("stage3_max_reuse_distance", _REUSED))
 
-    @property
-    def _reused(self) -> float:
-        given = self.zero.get("stage3_max_reuse_distance")
-        return float(given) if isinstance(given, int | float) else _REUSED
+    def _of_zero(self, key: str, default: float) -> float:
+        given = self.zero.get(key)
+        return float(given) if isinstance(given, int | float) else default
 
     def _parameters(self, part: str) -> float:
         # Of a part, on a rank that has gathered them.
@@ -282,10 +281,6 @@ class LaidOutDecoder:
         if part not in (LAYER, SPARSE):
             return 0.0
         return self.shape.shared_parameters(part) / self.tensor + self.shape.expert_parameters(part) / self.expert
-
-    @property
-    def _logit_bytes(self) -> float:
-        return _WHOLE_LOGIT_BYTES if self.gathers else _LOGIT_BYTES / self._of_vocabulary
 
     @property
     def kept_of_logits(self) -> float:
@@ -317,12 +312,14 @@ class LaidOutDecoder:
         """The foreseen step of all replicas."""
         return planned_step(self.as_run(), self.cluster)
 
-    def as_run(self) -> ForeseenRun:
-        """The operations of the slowest stage, as a foreseen run has them. It has no storages."""
-        log = _Log()
-        layers = [part for part in self.slowest if part in (LAYER, SPARSE)]
-        heads, again = self.slowest.count(HEAD), self._recomputed_of(self.slowest)
-        held, shown = self._held(self.slowest), min(2, self.accumulation)
+    def as_run(self, parts: Sequence[str] = ()) -> ForeseenRun:
+        """The operations of a stage with some parts, or else of the slowest, as a foreseen run has them. It has no
+        storages.
+        """
+        log, parts = _Log(), parts or self.slowest
+        layers = [part for part in parts if part in (LAYER, SPARSE)]
+        heads, again = parts.count(HEAD), self._recomputed_of(parts)
+        held, shown = self._held(parts), min(2, self.accumulation)
         for index in range(shown):
             log.begin("forward", index)
             self._send(log)
@@ -334,12 +331,12 @@ class LaidOutDecoder:
             reduces = self.zero_stage > 1 or (self.zero_stage == 1 and index == shown - 1)
             for _ in range(heads):
                 self._head(log, backward=True)
-            passed = 0.0
+            passed, reused = 0.0, self._of_zero("stage3_max_reuse_distance", _REUSED)
             for place, part in enumerate(reversed(layers)):
                 passed += self._parameters(part)
                 if place < again:
                     self._layer(log, part)
-                self._layer(log, part, backward=True, gathers=place >= again and passed > self._reused)
+                self._layer(log, part, backward=True, gathers=place >= again and passed > reused)
                 if reduces:
                     self._reduce(log, part)
             for part in held[len(layers) :] if reduces else ():

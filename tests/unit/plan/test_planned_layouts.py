@@ -35,7 +35,8 @@ ALL = (0, 1, 2, 3)
 
 def _run(**more: Any) -> ForeseenRun:
     program = {"decoder": LLAMA_8B, **more.pop("program", {})}
-    given = {"parameters": 8_030_261_248, "trainable": 8_030_261_248, "program": program}
+    config = {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}}
+    given = {"ds_config": config, "parameters": 8_030_261_248, "trainable": 8_030_261_248, "program": program}
     return replace(_laid_out(zero_stage=2).as_run(), **{**given, **more})
 
 
@@ -60,6 +61,9 @@ def test_the_shape_comes_from_the_model_s_own_numbers() -> None:
         (_run(program={"decoder": {}}), "has no `config`"),
         (_run(tokens=None), "its samples no tokens"),
         (_run(trainable=20_000_000), "all weights"),
+        (_run(ds_config={"optimizer": {"type": "Adam"}}), "16 bits"),
+        (_run(ds_config={"bf16": {"enabled": True}, "optimizer": {"type": "Lion"}}), "Adam"),
+        (_run(ds_config={"fp16": {"enabled": True}}, program={"optimizer": "bitsandbytes.optim.AdamW8bit"}), "Adam"),
         (_run(parameters=47_000_000_000, trainable=47_000_000_000), "and the model 47,000,000,000"),
     ],
 )
@@ -89,6 +93,19 @@ def test_a_program_has_the_groups_that_divide_its_heads_and_the_sizes_that_are_r
     assert (some.tensors, some.sequences, some.pipelines) == ([1, 2], [1, 2], [1, 2, 4])
     assert some.by_autotp
     assert not _choices(_run(), requests=(RequestedKnob("program.--tp", (2,), layout="tensor"),)).by_autotp
+
+
+def test_sizes_that_the_code_sets_stay_unless_they_are_varied() -> None:
+    ulysses = replace(_laid_out(sequence=4).as_run(), program={"decoder": LLAMA_8B}, parameters=8_030_261_248)
+    assert _choices(ulysses).sequences == [4]
+    own = replace(_laid_out(tensor=4).as_run(), program={"decoder": LLAMA_8B}, parameters=8_030_261_248)
+    assert (_choices(own).tensors, _choices(own).by_autotp) == ([4], False)
+    config = {"tensor_parallel": {"autotp_size": 4}}
+    by_autotp = _choices(replace(own, ds_config=config))
+    assert (by_autotp.tensors, by_autotp.by_autotp) == ([1, 2, 4, 8], True)
+    stages = _laid_out(stages=2, accumulation=4)
+    pipeline = replace(stages.as_run(stages.by_stage[0]), is_pipeline=True, program={"decoder": LLAMA_8B})
+    assert (_choices(pipeline).pipelines, _choices(pipeline).tensors) == ([2], [1])
 
 
 def _sizes(choices: LayoutChoices, shape: DecoderShape = SHAPE) -> set[tuple[int, int, int, int, int]]:
