@@ -75,6 +75,7 @@ def test_what_is_off_the_formulas_stays_the_same(world):
     assert world.truth(world.submitted) != by_formula
 
 
+@pytest.mark.long
 def test_each_seed_of_a_replay_has_a_cluster_of_its_own_and_all_have_the_same_table(tmp_path):
     one, again, other = (world_of("1.3B on 8", tmp_path, seed) for seed in (3, 3, 4))
     assert one.truth(one.submitted) == again.truth(again.submitted) != other.truth(other.submitted)

@@ -67,6 +67,7 @@ def course_of(kind, seed, trials):
     return Course.of(simulate(create("adaptive", world, seed, trials), world, seed, stops_hopeless=True), world)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["unlike order", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[:1])])
 def test_a_search_comes_within_5_percent_of_surfaces_that_mislead_it(kind):
     assert median(course_of(kind, seed, 41).regrets[-1] for seed in range(5000, 5003)) <= 0.05

@@ -71,6 +71,7 @@ def test_it_comes_within_three_percent_of_the_best_and_ends_by_itself(concurrenc
     assert len(trials(history)) < 49
 
 
+@pytest.mark.long
 def test_what_runs_out_of_memory_is_no_more_than_a_twentieth_of_many_trials():
     ran = [
         result.outcome
@@ -304,7 +305,10 @@ def test_as_many_groups_run_at_once_as_may():
     assert not search.finished
 
 
-@pytest.mark.parametrize(("can_sweep", "concurrency"), [(False, 1), (True, 1), (True, 3)])
+@pytest.mark.parametrize(
+    ("can_sweep", "concurrency"),
+    [*(pytest.param(each, 1, marks=pytest.mark.long) for each in (False, True)), (True, 3)],
+)
 def test_a_resumed_search_continues_as_if_nothing_had_happened_from_every_point(can_sweep, concurrency):
     def fresh():
         return adaptive(problem(can_sweep=can_sweep), seed=3, concurrency=concurrency, max_trials=14)

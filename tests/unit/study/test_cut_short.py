@@ -63,7 +63,10 @@ def test_a_confirmation_that_had_no_more_time_says_so_everywhere(
     assert all("the minutes of --max-minutes were over" in each for each in said)
 
 
-def test_an_interrupted_confirmation_says_so_and_a_resumed_one_does_not(team: Experiment) -> None:
+def test_an_interrupted_confirmation_says_so_and_a_resumed_one_does_not(
+    team: Experiment, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     with team.opened(from_earlier=False) as study:
         cut(team, study, 3)
         study.finish(StudyStatus.CANCELLED, "interrupted")
