@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.foresee.public_gpus.speed import CONSTANTS, changed
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
-from zerotune.trial_lib.plan.devices import CONSTANTS, Cluster, Constant, Efficiencies
+from zerotune.trial_lib.plan.devices import Cluster, Constant, Efficiencies
 from zerotune.trial_lib.plan.step_time import planned_step
 
 NOISE = 0.06
@@ -41,7 +42,7 @@ def refit(measured: Sequence[MeasuredStep], prior: Efficiencies | None = None) -
     shifts = np.zeros(len(CONSTANTS))
     slopes = np.zeros((len(measured), len(CONSTANTS)))
     for _ in range(_ROUNDS):
-        constants = start.changed(dict(zip(CONSTANTS, shifts.tolist(), strict=True)))
+        constants = changed(start, dict(zip(CONSTANTS, shifts.tolist(), strict=True)))
         steps = [planned_step(each.run, each.cluster, constants) for each in measured]
         here = np.log([each.seconds for each in steps])
         slopes = np.array([[_SIGNS.get(name, -1.0) * step.shares[name] for name in CONSTANTS] for step in steps])
@@ -54,7 +55,7 @@ def refit(measured: Sequence[MeasuredStep], prior: Efficiencies | None = None) -
             break
     weighted = slopes / noise[:, None]
     covariance = np.linalg.inv(weighted.T @ weighted + np.diag(1.0 / spreads**2))
-    moved = start.changed(dict(zip(CONSTANTS, shifts.tolist(), strict=True)))
+    moved = changed(start, dict(zip(CONSTANTS, shifts.tolist(), strict=True)))
     values: dict[str, Any] = {
         name: Constant(getattr(moved, name).value, math.sqrt(float(covariance[index, index])))
         for index, name in enumerate(CONSTANTS)

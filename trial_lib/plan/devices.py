@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ class DeviceFigures:
     disk: float = 2.5e9  # what the host's NVMe drives read, for each device
     # The share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'
     attained: float = 1.0
-    attention: float = 1.0  # what fused attention gets of its peak, relative to the same of an A100
+    # The share of its peak that fused causal attention seems to get, whatever torch; 0 if its kernel decides
+    attention: float = 0.0
     capability: float = 8.0  # the compute capability of an NVIDIA device
     sheet: str = ""  # the name of its data sheet in `trial_lib/device/data_sheets.py`; empty if it has peaks of its own
 
@@ -85,11 +86,7 @@ class Cluster:
 
 
 def known_devices(own: Path | None = None) -> dict[str, DeviceFigures]:
-    """All devices by name. Raises InputError if a file cannot be used.
-
-    `own` is a YAML file of the user's with more devices, as `devices.yaml`. An entry may say `like: h100-80gb`, and
-    then only what differs.
-    """
+    """All devices by name, those of the user's own YAML among them. Raises InputError if it cannot be used."""
     devices = _read(_OWN_FILE, {})
     return devices if own is None else {**devices, **_read(own, devices)}
 
@@ -199,15 +196,14 @@ class Efficiencies:
     """The constants of the foreseen time. Shares are of the data sheet's figure."""
 
     # Share of the peak FLOP/s that products of matrices get, convolutions included
-    matmul: Constant = Constant(0.62, 0.12)
-    # Share of it that fused causal attention seems to get on an A100, as FLOPs of the model count. It computes half.
-    attention: Constant = Constant(0.6, 0.4)
-    memory: Constant = Constant(0.83, 0.12)  # share of the memory's bandwidth that all other operations get
-    link: Constant = Constant(0.56, 0.25)  # share of the links within a host that collectives get
-    network: Constant = Constant(0.42, 0.35)  # share of the network
+    matmul: Constant = Constant(0.63, 0.12)
+    attention: Constant = Constant(1.09, 0.2)  # share of what a fused kernel of attention gets that trainings get
+    memory: Constant = Constant(0.8, 0.12)  # share of the memory's bandwidth that all other operations get
+    link: Constant = Constant(0.62, 0.25)  # share of the links within a host that collectives get
+    network: Constant = Constant(0.43, 0.35)  # share of the network
     to_host: Constant = Constant(0.76, 0.3)  # share of the link to the host
     # Share of the host's memory bandwidth that DeepSpeed's CPU Adam gets, if all ranks of a host update at once
-    host_update: Constant = Constant(0.12, 1.2)
+    host_update: Constant = Constant(0.14, 1.2)
     # Share of the figure of NVMe drives. The figure itself is assumed, so nearly nothing is known of it.
     disk: Constant = Constant(1.0, 0.9)
     # Seconds in which the host issues an operation, with the model's own Python. The public rows do not decide it. On
@@ -215,22 +211,10 @@ class Efficiencies:
     launch: Constant = Constant(1.6e-5, 0.5)
     collective: Constant = Constant(5e-5, 0.3)  # seconds in which the host issues a collective
     # Seconds of the hooks with which stage 3 surrounds each module, forward or backward
-    module: Constant = Constant(2.9e-4, 0.4)
+    module: Constant = Constant(2e-4, 0.4)
     # What all of this leaves out. Its value multiplies a step. The spread is that by which 90 % of left-out sources are
     # held (benchmarks/foresee/public_gpus/fit_speed.py).
-    whole: Constant = Constant(1.0, 0.45)
-
-    def changed(self, logarithms: Mapping[str, float]) -> "Efficiencies":
-        """These constants, each multiplied by the exponential of its entry."""
-        values: dict[str, Any] = {
-            name: Constant(getattr(self, name).value * math.exp(shift), getattr(self, name).spread)
-            for name, shift in logarithms.items()
-        }
-        return replace(self, **values)
-
-
-CONSTANTS = tuple(each.name for each in fields(Efficiencies))
-"""The names of all constants."""
+    whole: Constant = Constant(1.0, 0.34)
 
 
 # Seconds of a transfer: bytes over the slowest link of its way, and the latency of each hop.
@@ -322,23 +306,51 @@ def swap_seconds(kind: str, size: float, cluster: Cluster, efficiencies: Efficie
 
 ON_MATRIX_UNITS = ("matmul", "convolution", "attention", "whole_attention")
 """The names in `OPERATIONS` of what counts by its FLOPs as well as by its bytes."""
-# A causal kernel computes half of the pairs of positions, and all count as FLOPs of the model (PaLM, appendix B). So it
-# seems to be twice as fast as a kernel that computes all of them.
-_SHARES = {"whole_attention": 0.5}
+# The share of the peak that fused causal attention of long sequences seems to get. It computes half of the pairs of
+# positions, and all count as FLOPs of the model (PaLM, appendix B). By compute capability.
+# flash-attn 1 gets 25 to 40 % of an A100, flash-attn 2 up to 73 forward and 63 backward (Dao, arXiv 2307.08691). On an
+# H100 flash-attn 2 gets 370 and 322 of 989 TFLOP/s, cuDNN 600 and 516 (charts of Shah et al., arXiv 2407.08608). That
+# is without a mask. The charts' 0.55 leads from there to a causal kernel. A backward pass has 2.5 times the work.
+# flash-attn 1 on an H100 is in neither, and counts as falling short of version 2 by as much as on an A100.
+# Since which torch, from which capability to which: cuDNN (transformers#48163), flash-attn 2, 1, and a guess.
+_ATTENTION = (
+    ((2, 11), 9.0, 11.0, 0.98),
+    *(((2, 2), 9.0, math.inf, 0.61), ((2, 2), 8.0, 9.0, 1.19)),
+    *(((0, 0), 9.0, math.inf, 0.30), ((0, 0), 8.0, 9.0, 0.59), ((0, 0), 0.0, 8.0, 0.4)),
+)
+# All pairs of positions take longer than a causal kernel's half of them. With 300 positions a kernel is half as fast as
+# with many: from 512 to 16,384 that is mostly within 15 % of the same charts.
+_SHARES, _POSITIONS = {"attention": 1.0, "whole_attention": 0.55}, 300.0
 # No kernel is shorter: its blocks have to start and to end.
 _SHORTEST = 3e-6
 
 
-def kernel_seconds(operation: Operation, dtype: str, device: DeviceFigures, efficiencies: Efficiencies) -> float:
-    """The seconds of an operation that the device does itself. `dtype` is that of its products, or of its inputs."""
+def attention_share(device: DeviceFigures, torch: str = "") -> float:
+    """The share of its peak that fused causal attention of long sequences seems to get, by a version of torch."""
+    version = tuple(map(int, re.findall(r"\d+", torch or "99.0")[:2]))
+    return device.attention or next(
+        share for since, least, below, share in _ATTENTION if version >= since and least <= device.capability < below
+    )
+
+
+def kernel_seconds(
+    operation: Operation, dtype: str, device: DeviceFigures, efficiencies: Efficiencies, torch: str = ""
+) -> float:
+    """The seconds of an operation that the device does itself. `dtype` is that of its products, or of its inputs, and
+    `torch` the version that chooses its kernels.
+    """
     moving = operation.moved / (device.bandwidth * efficiencies.memory.value)
     kind = OPERATIONS[operation.kind]
     if kind not in ON_MATRIX_UNITS:
         return max(_SHORTEST, moving)
-    share = efficiencies.matmul.value
-    if "attention" in kind:
-        share = _SHARES.get(kind, 1.0) * efficiencies.attention.value * device.attention
-    return _SHORTEST + max(moving, operation.flops / (device.peak(dtype) * device.attained * share))
+    rate = device.peak(dtype)
+    if kind in _SHARES:
+        rate *= _SHARES[kind] * attention_share(device, torch) * efficiencies.attention.value
+        # Queries, keys, values and results in 16 bits have a FLOP for each two bytes and position.
+        rate /= 1 + _POSITIONS * operation.moved / (2 * operation.flops or 1.0)
+    else:
+        rate *= device.attained * efficiencies.matmul.value
+    return _SHORTEST + max(moving, operation.flops / rate)
 
 
 _OF_THREAD, _OF_MEMORY = 4.6e9, 0.96
@@ -580,17 +592,11 @@ def own_devices(host: Host, known: Mapping[str, DeviceFigures], prices: Mapping[
 
 
 def own_kind(host: Host, known: Mapping[str, DeviceFigures]) -> DeviceFigures | None:
-    """None if the host's GPUs are no known device, or of several models."""
-    models = {*host.models.values()}
-    return _device_of(models.pop(), host, known) if len(models) == 1 else None
-
-
-def _device_of(model: str, host: Host, known: Mapping[str, DeviceFigures]) -> DeviceFigures | None:
-    """The known device of a model's data sheet with nearly its memory.
-
-    If no known device has the sheet, one with the sheet's peak counts. Cards of other forms have the same peaks, and
-    other links.
+    """The known device of the data sheet of the host's GPUs, with nearly their memory; None if they are of several
+    models. If no known device has the sheet, one with the sheet's peak counts, whose links may be others.
     """
+    models = {*host.models.values()}
+    model = models.pop() if len(models) == 1 else ""
     sheet, name = sheet_of(model), sheet_name(model)
     if sheet is None:
         return None

@@ -15,7 +15,7 @@ from zerotune.trial_lib.plan.answer import EQUAL, memory_bound, time_bound
 from zerotune.trial_lib.plan.arm_bytes import HostPeak, host_peak
 from zerotune.trial_lib.plan.arms import offloaded_sections
 from zerotune.trial_lib.plan.device_memory import AllocatorSettings, with_logits
-from zerotune.trial_lib.plan.devices import AskedDevices, Cluster, Efficiencies
+from zerotune.trial_lib.plan.devices import AskedDevices, Cluster, Efficiencies, attention_share
 from zerotune.trial_lib.plan.fits import PROGRAM_ERROR, UNLIKE, ArmMemory, PeakForecast, outside_pytorch, unmeasured
 from zerotune.trial_lib.plan.plan_record import LIKELY, PlannedArm, PlannedCount, PlannedRange
 from zerotune.trial_lib.plan.scaling import ArmRuns
@@ -229,13 +229,12 @@ def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
     """Why speeds of a table cannot be, in a sentence that names the rows; empty if they may.
 
     At one micro-batch more communication on a single device is no faster, and neither is an offload. No arm computes
-    faster than the kernels of matrices do. The reason would be a fault of the foreseen runs, or of ZeroTune. Stages
-    have other code for the same work. So a speed contradicts that of an arm with less to do only beyond the interval of
-    the latter, without what is unknown of both alike. If launching small operations bounds a step, order is chance.
+    faster than its kernels do. A speed contradicts that of an arm with less to do only beyond the interval of the
+    latter, without what is unknown of both alike. If launching small operations bounds a step, order is chance.
     """
     constants = Efficiencies()
     for arm, row in judged:
-        attention = constants.attention.value * arm.asked.cluster.device.attention
+        attention = constants.attention.value * attention_share(arm.asked.cluster.device)
         most = max(constants.matmul.value, attention) / constants.whole.value
         if row.mfu is not None and row.mfu.value > EQUAL * min(1.0, most):
             return f"The row {row.label} has an MFU of {percent(round(row.mfu.value, 2))}, which no kernel reaches."

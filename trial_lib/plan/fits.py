@@ -1,14 +1,12 @@
 """Whether an arm fits a device: the peak with its 90 % interval, the probability, and the largest micro-batch.
 
-The peak of live bytes is counted. The error has sources with their own constants: the CUDA context and NCCL
-(`constants.py`), the pieces of segments that the allocator cannot use (`PIECES_ERROR`), and whatever a foreseen run
-cannot see (`PROGRAM_ERROR`). That is workspaces of kernels, other kernels than those of the foreseen run, and blocks
-that a stream has not yet given back.
+The peak of live bytes is counted. The error has sources with their own constants: the CUDA context and NCCL, the pieces
+of segments that the allocator cannot use (`PIECES_ERROR`), and whatever a foreseen run cannot see (`PROGRAM_ERROR`).
+That is workspaces, other kernels than those of the foreseen run, and blocks that a stream has not yet given back.
 
-Reserved memory is less certain than allocated memory, for reasons that no foreseen run shows. Another program leaves
-other pieces between its blocks. The allocator keeps what it once had, and a long run has other samples, evaluations and
-checkpoints, so its cache grows for as long as the device has room. A full device gives cached segments back, so a
-reading there is between the needed bytes and the whole device.
+Reserved memory is less certain than allocated memory. A long run has other samples, evaluations and checkpoints, so its
+cache grows for as long as the device has room. A full device gives cached segments back, so a reading there is between
+the needed bytes and the whole device.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,16 +91,11 @@ PROGRAM_ERROR = 0.087
 """Standard deviation of the allocated peak, as a share."""
 
 PIECES_ERROR = 0.999
-"""Standard deviation of the memory that the allocator cannot use, as a share of all that it reserves beyond the peak.
-
-Another order of allocations leaves other pieces.
-"""
+"""Standard deviation of the memory that the allocator cannot use, as a share of what it reserves beyond the peak."""
 
 UNLIKE = 1.4
-"""How many times as wide the interval of a training is that is like none of those peaks.
-
-As much as peaks of LoRA need if the widths come from others, and the other way round.
-"""
+"""How many times as wide the interval of a training is that is like none of those peaks: what peaks of LoRA need if the
+widths come from others, and the other way round."""
 
 # The compute capabilities of V100, A100, A10G, H200 and B200.
 _MEASURED_ON = (7.0, 8.0, 8.6, 9.0, 10.0)

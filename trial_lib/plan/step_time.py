@@ -523,7 +523,9 @@ class _Layer:
         key = operation[:4]
         if (seconds := self._prices.get(key)) is None:
             dtype = run.dtypes[operation.dtype] if run.dtypes else ""
-            seconds = kernel_seconds(operation, dtype, self._cluster.device, self._constants)
+            seconds = kernel_seconds(
+                operation, dtype, self._cluster.device, self._constants, run.versions.get("torch", "")
+            )
             self._prices[key] = seconds
         self._busy[_CLASSES.get(kind, "memory")] += seconds
         return seconds

@@ -18,25 +18,28 @@ from typing import Any
 import numpy as np
 
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, read_rows
-from benchmarks.foresee.public_gpus.speed import groups, left_out, runs_of, timed, wide_key
+from benchmarks.foresee.public_gpus.speed import CONSTANTS, changed, groups, left_out, runs_of, timed, wide_key
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
-from zerotune.trial_lib.plan.devices import CONSTANTS, Constant, Efficiencies
+from zerotune.trial_lib.plan.devices import Constant, Efficiencies
 
 PRIOR = Efficiencies(
     matmul=Constant(0.7, 0.25),
-    attention=Constant(0.8, 0.4),
+    attention=Constant(1.0, 0.2),
     memory=Constant(0.8, 0.15),
     link=Constant(0.7, 0.25),
     network=Constant(0.7, 0.4),
     to_host=Constant(0.75, 0.25),
     host_update=Constant(0.4, 0.7),
-    launch=Constant(8e-6, 0.3),
+    launch=Constant(1.6e-5, 0.5),
     collective=Constant(5e-5, 0.3),
     module=Constant(2e-4, 0.5),
     # Kept at 1: a device that was not measured has no factor of its own.
     whole=Constant(1.0, 0.01),
 )
-"""What is known without these rows: micro-benchmarks of products, NCCL and copies, and how eager PyTorch issues."""
+"""What is known without these rows: micro-benchmarks of products, NCCL and copies, and how eager PyTorch issues.
+
+That is the time of an H200's host (`benchmarks/results/gpu_h200_steps_foreseen.json`).
+"""
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed_left_out.json"
 _ROW_NOISE, _FAR, _ROUNDS, _LONGEST, _SURE = 0.25, 0.4, 4, 0.5, 0.03
@@ -108,7 +111,7 @@ def some_of_each(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _line(rows: Sequence[Mapping[str, Any]], runs: Mapping[int, tuple[ForeseenRun, str]], shifts: np.ndarray) -> Fit:
     of_source = Counter(row["source"] for row in rows)
-    constants = PRIOR.changed(dict(zip(CONSTANTS, shifts.tolist(), strict=True)))
+    constants = changed(PRIOR, dict(zip(CONSTANTS, shifts.tolist(), strict=True)))
     found = [timed(row, *runs[row["id"]], constants) for row in rows]
     signs = {name: 1.0 if name in _GROWING else -1.0 for name in CONSTANTS}
     noise = [

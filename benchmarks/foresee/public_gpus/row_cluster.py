@@ -34,8 +34,9 @@ def cluster_of(row: Mapping[str, Any]) -> Cluster | None:
 
 
 def _linked(device: DeviceFigures, kind: str, words: str, per_host: int) -> DeviceFigures:
-    # A source had the whole host, and all of its memory's bandwidth, however many devices trained.
-    device = replace(device, host_bandwidth=device.host_bandwidth * max(1.0, device.per_host / per_host))
+    # A source had the whole host, with all of its cores and its memory's bandwidth, however many devices trained.
+    times = max(1.0, device.per_host / per_host)
+    device = replace(device, host_bandwidth=device.host_bandwidth * times, host_cores=device.host_cores * times)
     if stated := _STATED.search(words):
         of_all = int(stated[1] or 1) * int(stated[2]) * _BYTES
         return replace(device, network=of_all if stated[3] == "GPU" else of_all / per_host)

@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -22,15 +22,26 @@ from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.foresee.public_gpus.row_runs import STORE, is_older, run_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
-from zerotune.trial_lib.plan.devices import CONSTANTS, Cluster, Efficiencies
-from zerotune.trial_lib.plan.step_time import PlannedStep, model_flops, planned_step
+from zerotune.trial_lib.plan.devices import Cluster, Constant, Efficiencies
+from zerotune.trial_lib.plan.step_time import PlannedStep, fused, model_flops, planned_step
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed.json"
 BARS = {"rank_correlation": 0.8, "lost_by_first_choice": 0.05}
 """What the order must reach: at least the one, at most the other."""
 
+CONSTANTS = tuple(each.name for each in fields(Efficiencies))
+"""The names of all constants of the foreseen time."""
+
 # Parts of `tflops_def` of sources that count the repeated forward pass.
 _RECOMPUTED = ("recompute", "8*n", "hardware", "megatron 96")
+# Two usual counts of attention's FLOPs, all pairs of positions and half of them, may differ by so much.
+_ALIKE = 1.25
+# The torch of rows whose source is older than flash-attn 2, or has cuDNN's attention (torchtitan#1209). Others have
+# flash-attn 2.
+_TORCH = {"llm-foundry": "2.0", "issues/3901": "2.0", "nvfp4": "2.11"}
+_USUAL_TORCH = "2.4"
+# Those that DeepSpeed trains have its hooks around each module.
+_PARTITIONS = "deepspeed"
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,15 @@ class Timed:
         return math.log(self.foreseen / self.measured)
 
 
+def changed(efficiencies: Efficiencies, logarithms: Mapping[str, float]) -> Efficiencies:
+    """Returns constants, each multiplied by the exponential of its entry."""
+    of = {name: getattr(efficiencies, name) for name in logarithms}
+    return replace(
+        efficiencies,
+        **{name: Constant(each.value * math.exp(logarithms[name]), each.spread) for name, each in of.items()},
+    )
+
+
 def left_out(row: Mapping[str, Any]) -> str:
     """Returns why a row cannot be compared, in words; empty if it can."""
     if row.get("unusable"):
@@ -71,7 +91,27 @@ def left_out(row: Mapping[str, Any]) -> str:
         return why
     if cluster_of(row) is None:
         return f"unknown device: {row['gpu_kind'] or 'no gpu_kind'}"
-    return "" if _measured(row)[0] else "no figure of speed"
+    return _contradiction(row, *_measured(row))
+
+
+def _contradiction(row: Mapping[str, Any], metric: str, value: float) -> str:
+    """Returns why a figure of speed is none, in words; empty if it is one."""
+    program = program_for_speed(row)
+    # FLOPs of a token: of its products, and of attention to all positions.
+    products = 6.0 * program.layers * program.layer_parameters
+    pairs = 12.0 * program.layers * program.hidden * row["seq_len"]
+    if metric == "tokens_per_s" and value * (products + pairs / 2) > _peak(row, program):
+        return "more FLOP/s than its device has"
+    if metric in ("mfu", "tflops") and not row.get("tflops_def") and products + pairs > _ALIKE * (products + pairs / 2):
+        return "it may count all of attention's FLOPs or half of them"
+    return "" if metric else "no figure of speed"
+
+
+def _peak(row: Mapping[str, Any], program: RowProgram) -> float:
+    cluster = cluster_of(row)
+    assert cluster is not None
+    usual = {"fp16": "float16", "fp32": "tf32"}.get(program.precision, "bfloat16")
+    return cluster.device.peak("float8" if "float8" in row["framework"].lower() else usual)
 
 
 def program_for_speed(row: Mapping[str, Any]) -> RowProgram:
@@ -133,11 +173,23 @@ def runs_of(
         found = [None if only_formulas else _run_of(row, store) for row in members]
         for row, run in zip(members, found, strict=True):
             if None not in found and run is not None:
-                runs[row["id"]] = replace(run, accumulation=row.get("grad_accum") or 1), "foreseen run"
+                whole = replace(run, accumulation=row.get("grad_accum") or 1)
+                runs[row["id"]] = _with_its_software(row, whole), "foreseen run"
                 continue
             with suppress(*MISTAKES):
-                runs[row["id"]] = formula_run(row), "formulas"
+                runs[row["id"]] = _with_its_software(row, formula_run(row)), "formulas"
     return runs
+
+
+def _with_its_software(row: Mapping[str, Any], run: ForeseenRun) -> ForeseenRun:
+    """Returns a run with the kernels of a row's own torch, and compiled if the row was."""
+    torch = next((version for words, version in _TORCH.items() if words in row["source"]), _USUAL_TORCH)
+    run = replace(run, versions={"torch": torch})
+    if not row.get("compiled"):
+        return run
+    # FSDP gathers a whole layer, so kernels may cross the modules in it.
+    crosses = _PARTITIONS not in row["framework"].lower()
+    return replace(fused(replace(run, stage=0) if crosses else run), stage=run.stage)
 
 
 def _run_of(row: Mapping[str, Any], store: Path) -> ForeseenRun | None:

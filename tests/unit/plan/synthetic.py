@@ -1,10 +1,11 @@
 """Foreseen runs with a few operations whose seconds can be told by hand."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from zerotune.trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
-from zerotune.trial_lib.plan.devices import CONSTANTS, Cluster, Constant, DeviceFigures, Efficiencies
+from zerotune.trial_lib.plan.devices import Cluster, Constant, DeviceFigures, Efficiencies
 
 # A tera-FLOP takes a second, as do a gigabyte of memory, of links, of pages and of files, and 2 of the host's.
 DEVICE = DeviceFigures(
@@ -22,7 +23,10 @@ DEVICE = DeviceFigures(
 )
 TWO = Cluster(device=DEVICE, per_host=2)
 EXACT = Efficiencies(
-    **{name: Constant(1e-9 if name in ("launch", "collective", "module") else 1.0, 0.1) for name in CONSTANTS}  # type: ignore[arg-type]
+    **{
+        each.name: Constant(1e-9 if each.name in ("launch", "collective", "module") else 1.0, 0.1)
+        for each in fields(Efficiencies)
+    }  # type: ignore[arg-type]
 )
 SECOND = 1e12
 

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.foresee.public_gpus.fit_speed import PRIOR, RESULTS, Fit, each_left_out, some_of_each
 from benchmarks.foresee.public_gpus.model_of_row import read_rows
-from benchmarks.foresee.public_gpus.speed import groups, left_out, wide_key
-from zerotune.trial_lib.plan.devices import CONSTANTS, Efficiencies
+from benchmarks.foresee.public_gpus.speed import CONSTANTS, groups, left_out, wide_key
+from zerotune.trial_lib.plan.devices import Efficiencies
 
 MATMUL = CONSTANTS.index("matmul")
 

@@ -3,6 +3,7 @@ import math
 import pytest
 from synthetic import TWO, carried, moving, product, run_of
 
+from benchmarks.foresee.public_gpus.speed import changed
 from benchmarks.gpu.refit import MeasuredStep, refit
 from zerotune.trial_lib.plan.devices import Efficiencies
 from zerotune.trial_lib.plan.step_time import planned_step
@@ -13,7 +14,7 @@ RUNS = [
     run_of(("forward", [product(0.5), moving(0.5)]), ("backward", [carried(1.0, "all_reduce")]), ("update", [])),
     run_of(("forward", [product(0.5)]), ("backward", [carried(3.0, "all_reduce")]), ("update", [])),
 ]
-TRUE = Efficiencies().changed({"matmul": -0.2, "memory": 0.15, "link": -0.3})
+TRUE = changed(Efficiencies(), {"matmul": -0.2, "memory": 0.15, "link": -0.3})
 
 
 def measured_with(constants: Efficiencies, noise: float = 0.06) -> list[MeasuredStep]:

@@ -102,3 +102,31 @@ def test_a_row_is_compared_in_its_own_metric() -> None:
     assert found.metric == "tokens_per_s"
     assert found.measured == row["tokens_per_s_per_gpu"]
     assert found.foreseen == pytest.approx((found.step.tokens_per_s or 0) / row["gpus"])
+
+
+@pytest.mark.parametrize(
+    ("row_id", "changes", "why"),
+    [
+        # Megatron-DeepSpeed's 7B with Ulysses, issue 5305, as stated.
+        (891, {}, "more FLOP/s than its device has"),
+        (891, {"tokens_per_s_per_gpu": 4000}, ""),
+        # An MFU without a word of its FLOPs, at 32,768 positions and at 1,024.
+        (629, {}, "it may count all of attention's FLOPs or half of them"),
+        (629, {"tflops_def": "attention in full"}, ""),
+        (629, {"seq_len": 1024}, ""),
+    ],
+)
+def test_a_figure_that_cannot_be_or_that_may_mean_two_speeds_is_not_compared(
+    row_id: int, changes: dict[str, Any], why: str
+) -> None:
+    assert left_out({**ROWS[row_id], **changes}) == why
+
+
+def test_a_row_has_the_attention_of_its_own_torch_and_is_compiled_if_it_was() -> None:
+    # MPT, whose attention is older than flash-attn 2, and the same with torchtune's compiler.
+    found = runs_of([ROWS[PLAIN], ROWS[788]], only_formulas=False)
+    assert [found[number][0].versions["torch"] for number in (PLAIN, 788)] == ["2.0", "2.4"]
+    written = runs_of([{**ROWS[788], "compiled": None}], only_formulas=True)[788][0]
+    compiled = runs_of([ROWS[788]], only_formulas=True)[788][0]
+    assert len(compiled.operations) < len(written.operations)
+    assert compiled.stage == written.stage
