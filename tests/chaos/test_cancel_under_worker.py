@@ -182,6 +182,7 @@ def test_an_interrupted_command_ends_cancelled_within_8_s_and_no_rank_is_alive_a
     assert run["state"]["type"] == "CANCELLED"
 
 
+@pytest.mark.long
 def test_a_command_whose_run_is_cancelled_in_the_ui_ends_cancelled_within_8_s(
     server: PrefectServer, zerotune: Zerotune
 ) -> None:

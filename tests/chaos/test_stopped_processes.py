@@ -70,6 +70,7 @@ def left_by(rank: psutil.Process) -> list[Path]:
     return [Path(os.environ.get("TMPDIR") or "/tmp", f"zerotune-workers-{rank.ppid()}"), *buffers]
 
 
+@pytest.mark.long
 def test_a_stopped_guard_does_not_hold_up_a_cancelled_trial_and_nothing_is_left(trials):
     trial = guarded(trials)
     assert len(trial.its_own) > 1
@@ -78,6 +79,7 @@ def test_a_stopped_guard_does_not_hold_up_a_cancelled_trial_and_nothing_is_left(
     trial.ends_when_cancelled(trials)
 
 
+@pytest.mark.long
 def test_a_watchdog_that_stays_stopped_is_woken_when_its_trial_has_ended(trials):
     trial = guarded(trials)
     stop(trial.watchdog)

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from case_fixtures import quick_first
 from conftest import PROGRAMS
 
 from zerotune.trial_lib.messages.orders import StepWindow
@@ -228,6 +229,7 @@ def test_a_forked_child_is_not_the_rank(run, ends, trials):
     assert ("ValueError: in a child" in trials.log(result)) == ends.startswith("raise")
 
 
+@pytest.mark.long
 def test_workers_of_a_data_loader_are_not_the_rank(run):
     body = """
     class Data(torch.utils.data.Dataset):
@@ -375,13 +377,16 @@ def test_encoded_json_reaches_the_engine_from_the_command_line(trials):
 
 @pytest.mark.parametrize(
     ("name", "arguments", "variables"),
-    [
-        ("raw_engine.py", [], {}),
-        ("raw_json.py", [], {}),
-        ("raw_flag.py", ["--batch-size", "3"], {}),
-        ("raw_environment.py", [], {"BATCH_SIZE": "3"}),
-        ("raw_dict.py", None, {}),
-    ],
+    quick_first(
+        3,
+        [
+            ("raw_engine.py", [], {}),
+            ("raw_json.py", [], {}),
+            ("raw_flag.py", ["--batch-size", "3"], {}),
+            ("raw_environment.py", [], {"BATCH_SIZE": "3"}),
+            ("raw_dict.py", None, {}),
+        ],
+    ),
 )
 def test_a_raw_program_follows_the_candidate_as_it_is(trials, name, arguments, variables):
     plan = trials.plan(

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from case_fixtures import quick_only
+from case_fixtures import quick_first, quick_only
 from study_fixtures import BIN, Zerotune
 
 MAX_CPU_S = 2.0  # of a refusal; on an idle machine it is its wall time
@@ -154,20 +154,23 @@ def test_neither_torch_nor_prefect_is_imported_for_a_refusal(zerotune: Zerotune)
 
 @pytest.mark.parametrize(
     ("method", "flags"),
-    [
-        (
-            "asha",
-            {
-                "--max-rungs": "5",
-                "--min-binary-search-trials": "3",
-                "--asha-early-stopping": "0",
-                "--divisor": "2",
-                "--search-range-factor": "1.0",
-            },
-        ),
-        ("binary", {"--search-range-factor": "1.0"}),
-        ("random", {"--trials-per-random-config": "5", "--early-stopping": "never"}),
-    ],
+    quick_first(
+        1,
+        [
+            (
+                "asha",
+                {
+                    "--max-rungs": "5",
+                    "--min-binary-search-trials": "3",
+                    "--asha-early-stopping": "0",
+                    "--divisor": "2",
+                    "--search-range-factor": "1.0",
+                },
+            ),
+            ("binary", {"--search-range-factor": "1.0"}),
+            ("random", {"--trials-per-random-config": "5", "--early-stopping": "never"}),
+        ],
+    ),
 )
 def test_help_lists_dsats_flags_with_defaults_and_units(method: str, flags: dict[str, str]) -> None:
     shown = subprocess.run([BIN / "zerotune", method, "--help"], text=True, capture_output=True, check=True).stdout

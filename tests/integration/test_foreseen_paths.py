@@ -238,7 +238,8 @@ def test_no_program_of_the_repository_takes_another_path():
     assert sum("operators" in row for row in table.values()) > 20
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", pytest.param("flash_attention_2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", ["sdpa", "flash_attention_2"])
 def test_a_mask_of_ones_changes_neither_bytes_nor_speed(foresee_text, kernel):
     cluster = Cluster(device=known_devices()["h100-80gb"], hosts=1, per_host=2)
     config = {**CONFIG, "train_micro_batch_size_per_gpu": 1}

@@ -85,6 +85,7 @@ def test_a_script_that_crashes_twice_is_started_again_by_the_same_command(folder
     assert "attempt 2 of 3 crashed: The program raised ValueError: the disk with shard 2 is away. Log: " in told
 
 
+@pytest.mark.long
 @pytest.mark.devices(2)
 def test_a_rank_that_leaves_without_a_record_is_a_crash_whatever_its_exit_status(folder: Folder) -> None:
     arguments = folder.write_script("--vanish", "0", resources={"slots_per_trial": 2})

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from case_fixtures import quick_first
 
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate
@@ -31,10 +32,9 @@ def agreement(trials: Any, script: str, *arguments: str, own: dict[str, Any], ot
 
 
 HOW = ["mean", "undivided", "sum", "divided", "divided_twice"]
-LONG = [pytest.param(how, marks=pytest.mark.long) for how in HOW[2:]]
 
 
-@pytest.mark.parametrize("reduction", [*HOW[:2], *LONG])
+@pytest.mark.parametrize("reduction", quick_first(1, HOW))
 def test_a_program_s_own_way_to_reduce_its_losses_is_no_difference_of_the_candidate(
     trials: Any, reduction: str
 ) -> None:
@@ -47,6 +47,7 @@ def test_a_program_s_own_way_to_reduce_its_losses_is_no_difference_of_the_candid
     assert factor is None or f"but for the factor {factor:g}," in found.sentence
 
 
+@pytest.mark.long
 def test_a_model_made_within_zero_init_may_start_from_other_weights_at_stage_3(trials: Any) -> None:
     own, other = ({"micro_batch": 4, "zero": {"stage": stage}} for stage in (3, 1))
     found = agreement(trials, "partitioned_init.py", own=own, other=other)

@@ -51,6 +51,7 @@ def test_the_backward_pass_ends_where_nothing_below_trains(trials):
     assert flops_per_sample(head) == pytest.approx(FORWARD + HEAD, rel=0.001)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "attention"),
     [
@@ -122,6 +123,7 @@ def test_counts_that_differ_by_more_than_the_ranks_samples_are_no_figure(trials)
     assert "FLOPS_per_gpu" not in result.metrics
 
 
+@pytest.mark.long
 def test_ranks_with_batches_of_their_own_sizes_count_for_the_samples_that_each_has(trials):
     plan = trials.plan("batch_shapes.py", "--kind", "budget", slots=2, micro_batch=1, accumulation=2, **COUNTS)
     result = trials.start(dataclasses.replace(plan, arrival=Arrival(varies=True))).result()

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 # Of each step the pages that the process is given anew, 4 KiB each; a step uses and frees 12 MiB.
 STEPS = """
 import resource, sys
@@ -23,6 +25,7 @@ def pages_of_steps(*arguments):
     return [int(pages) for pages in run.stdout.split()]
 
 
+@pytest.mark.long
 def test_a_rank_keeps_what_its_steps_free_instead_of_being_given_it_anew_each_time():
     assert min(pages_of_steps()) > 500
     assert max(pages_of_steps("keep")[1:]) < 100

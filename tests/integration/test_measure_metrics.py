@@ -44,6 +44,7 @@ def test_the_parts_of_a_step_make_up_most_of_it_where_data_cost_nothing(trials):
     assert metrics["backward"] > metrics["forward"]
 
 
+@pytest.mark.long
 def test_the_parts_of_a_pipelines_step_are_measured(trials):
     metrics = completed(trials.run("pipeline.py", "--width", "128", slots=2, accumulation=4, window=SHORT))
     assert all(0 < metrics[part] < metrics["latency"] for part in ("forward", "backward", "step"))
@@ -72,6 +73,7 @@ def test_the_submitted_trial_counts_samples_as_its_rivals_do(trials):
     assert result.micro_batch_arrived == 8
 
 
+@pytest.mark.long
 def test_a_pipelines_ranks_share_their_samples(trials):
     metrics = completed(trials.run("pipeline.py", micro_batch=3, accumulation=4, slots=2, window=SHORT))
     assert metrics["throughput"] == pytest.approx(3 * 4 / metrics["latency"])
@@ -209,6 +211,7 @@ def test_saved_activations_are_those_of_one_sample(trials):
     assert one == four == 4 * (24 + 64)
 
 
+@pytest.mark.long
 def test_a_pipelines_activations_are_those_of_one_micro_batch(trials):
     window = StepWindow(1, 1, max_steps=1)
     one, four = (

@@ -5,12 +5,14 @@ import os
 from pathlib import Path
 from unittest.mock import patch
 
+import jsonschema
 import pytest
 from device_fixtures import need
 from others_fixtures import Tuned, expect_trained_alike, plain_configuration
 from study_fixtures import Zerotune
 
 from benchmarks.programs.frameworks import CASES, differences, study
+from zerotune import api
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.records.result import Outcome
 
@@ -63,6 +65,7 @@ def test_nested_keys_of_a_programs_own_file_are_found_and_the_answer_is_applied(
     assert ended.returncode == 0, ended.stderr
     assert "The program has its batch from conf.yaml:train.batch, so trials set it there." in ended.stderr
     tuned = Tuned(json.loads(ended.stdout), ended.stderr, typed.study, set())
+    jsonschema.validate(tuned.document, json.loads(api.schema_text(api.Study)))
     own = expect_trained_alike(tuned)
     best = tuned.document["best"]
     assert best["micro_batch_size"] > 4

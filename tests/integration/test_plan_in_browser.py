@@ -101,6 +101,7 @@ def test_the_areas_of_a_step_lie_on_one_another(desk: Opened) -> None:
     assert moments == ["load", "forward", "backward", "update"]
 
 
+@pytest.mark.long
 def test_by_night_it_is_dark_and_all_is_readable(browser: Browser, plan: PlanPaths, desk: Opened) -> None:
     dark = opened(browser, plan.report, scheme="dark")
     assert background(desk.page) != background(dark.page)

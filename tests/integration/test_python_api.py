@@ -26,7 +26,8 @@ def test_an_option_that_is_none_is_named(tmp_path: Path) -> None:
         public.plan(["python", "train.py"], folder=tmp_path, progress=False, max_trails=2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_study_ends_in_order_with_its_caller(tmp_path: Path, home: Path, number: signal.Signals) -> None:
     zerotune = Zerotune(tmp_path, home)
     caller = Running([sys.executable, "-c", TUNE], zerotune.model, zerotune.environment)

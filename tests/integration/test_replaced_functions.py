@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from zerotune.trial_lib.messages.measurement import Arrival
@@ -81,6 +82,7 @@ LIBRARIES = (
 )
 
 
+@pytest.mark.long
 def test_the_table_lists_what_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     there = [name for name in LIBRARIES if _is_there(name)]
     process = subprocess.run(

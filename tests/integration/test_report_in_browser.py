@@ -143,6 +143,7 @@ def test_a_figure_s_own_page_works_alone(browser: Browser, study: StudyPaths) ->
     assert told.page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
 
 
+@pytest.mark.long
 def test_another_study_s_report_is_laid_beside_it_without_a_server(
     browser: Browser, study: StudyPaths, tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ def printed(browser: Browser, study: StudyPaths) -> Opened:
     return told
 
 
+@pytest.mark.long
 def test_on_paper_each_figure_is_whole(printed: Opened) -> None:
     for key in FIGURES:
         plot = printed.page.locator(f"#plot-{key}")

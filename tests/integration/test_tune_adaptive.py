@@ -14,7 +14,7 @@ from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome
 from zerotune.trial_lib.study.history import AskedSweep, Withdrawn
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,6 @@ def test_each_size_is_a_run_of_mlflow(tuned: tuple[Zerotune, dict[str, Any]]) ->
 
 
 @pytest.mark.alone
-@pytest.mark.long
 def test_a_program_whose_need_varies_is_answered_with_a_size_that_fits_again(tmp_path: Path, home: Path) -> None:
     # One layer: most of what is resident is no model, and varies by a tenth from process to process.
     zerotune = Zerotune(tmp_path, home, slots=2)

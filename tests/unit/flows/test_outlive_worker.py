@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys, time
 from prefect.runtime import deployment
@@ -19,6 +21,7 @@ open(sys.argv[2], "w").write("went on")
 """
 
 
+@pytest.mark.long
 def test_a_deployed_run_goes_on_when_its_worker_has_died_and_another_command_ends_as_usual(tmp_path):
     for kind, goes_on in (("deployed", True), ("typed", False)):
         reader, writer = os.pipe()

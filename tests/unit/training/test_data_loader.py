@@ -279,6 +279,7 @@ def test_a_validation_that_was_left_early_starts_again():
     assert validation(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+@pytest.mark.long
 def test_spawned_workers_deliver_the_same():
     arguments = {"batch_size": 3, "shuffle": True, "collate_fn": noisy_collate}
     spawned = DataLoader(Augmented(), **arguments, num_workers=1, multiprocessing_context="spawn")

@@ -98,6 +98,7 @@ print(deepspeed.major, deepspeed.capability, len(opened), priming.doubt())
     assert said(program, tmp_path, tmp_path) == "9 (9, 0) 0 None"
 
 
+@pytest.mark.long
 def test_gpus_are_counted_by_a_child_until_the_process_is_a_rank(tmp_path: Path) -> None:
     program = """
 from zerotune.trial_lib.launch.processes.environment_check import count_by_a_child, make_up
