@@ -11,7 +11,7 @@ from study_fixtures import Running, Study, Zerotune
 
 from zerotune.flows.prefect_server import PrefectServer
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(400)]
 
 SEARCH = ("binary", "-mt", "5", "-z", "1", "-mct", "1")
 PROGRAM = "--largest_micro_batch 300 --num_steps 100 --step_seconds 0.2"
@@ -56,9 +56,9 @@ def during_trial(zerotune: Zerotune, number: int, **named: str) -> Running:
     ("lose", "said"),
     [
         (moved, "was moved or removed while the study ran"),
-        pytest.param(removed, "was moved or removed while the study ran", marks=pytest.mark.long),
-        pytest.param(without_history, "history.jsonl was removed or cut", marks=pytest.mark.long),
-        pytest.param(without_current_folder, "was moved or removed while the study ran", marks=pytest.mark.long),
+        (removed, "was moved or removed while the study ran"),
+        (without_history, "history.jsonl was removed or cut"),
+        (without_current_folder, "was moved or removed while the study ran"),
     ],
 )
 def test_a_study_that_loses_its_folder_ends_soon_with_a_sentence(
@@ -76,7 +76,6 @@ def test_a_study_that_loses_its_folder_ends_soon_with_a_sentence(
     assert command.left_over(2) == []
 
 
-@pytest.mark.long
 def test_a_study_that_was_moved_is_resumed_in_its_new_place(tmp_path: Path, home: Path, server: PrefectServer) -> None:
     zerotune = Zerotune(tmp_path / "work", home, program=PROGRAM)
     named = {"PREFECT_API_URL": server.api_url}
@@ -92,7 +91,6 @@ def test_a_study_that_was_moved_is_resumed_in_its_new_place(tmp_path: Path, home
     assert Study(place).record["status"] == "completed"
 
 
-@pytest.mark.long
 def test_a_study_whose_disk_becomes_read_only_ends_soon_and_is_resumed(
     tmp_path: Path, home: Path, server: PrefectServer
 ) -> None:

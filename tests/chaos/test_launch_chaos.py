@@ -145,6 +145,7 @@ def test_a_killed_guard_is_a_crash_and_leaves_no_rank_and_no_file(trials, starte
     assert completes(trials) == (True, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_killed_guard_s_slots_are_free_when_no_rank_is_left_and_then_at_once(trials, starter):
     running = started(trials, "--hang", "spin", starter=starter)

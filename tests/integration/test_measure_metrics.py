@@ -35,6 +35,7 @@ def test_the_parts_of_a_step_leave_out_the_loading_of_data(trials):
     assert sum(parts) < metrics["latency"] - 0.05
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_the_parts_of_a_step_make_up_most_of_it_where_data_cost_nothing(trials):
     result = trials.run("transformer.py", micro_batch=4, window=StepWindow(start_step=3, end_step=8, max_steps=6))
@@ -113,6 +114,7 @@ def test_more_steps_are_measured_while_their_times_vary(trials):
     assert metrics["latency_spread"] > 0.005
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_a_program_that_waits_for_workers_pays_the_mean_of_their_bursts(trials, workers):

@@ -78,6 +78,7 @@ def test_the_program_trains_on_and_is_measured_as_typed(trials: Trials, warm_sta
     assert run.own.memory.after_initialize == run.profile.memory.after_initialize
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_it_measures_what_a_trial_of_its_own_measures(trials: Trials, warm_starter: WarmStarter) -> None:
     run = FirstRun(trials, warm_starter, "transformer.py")

@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from case_fixtures import quick_first
 
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.launch.slots import held_slots
@@ -85,6 +86,7 @@ def test_of_twelve_waiters_none_waits_longer_than_those_before_it_take(tmp_path:
         waiter.process.join()
 
 
+@pytest.mark.long
 def test_a_wait_costs_next_to_no_processor_time(tmp_path: Path) -> None:
     with held_slots(tmp_path, HOST, 4, never):
         waiters = [Waiter(tmp_path, 4, 0.0) for _ in range(3)]
@@ -102,7 +104,7 @@ def cpu_of(waiter: Waiter) -> tuple[float, float]:
     return times.user, times.system
 
 
-@pytest.mark.parametrize("killed", ["the holder", "the first waiter"])
+@pytest.mark.parametrize("killed", quick_first(1, ["the holder", "the first waiter"]))
 def test_when_a_process_is_killed_the_queue_goes_on_in_its_order(tmp_path: Path, killed: str) -> None:
     with held_slots(tmp_path, HOST, 2, never):
         holder = Waiter.__new__(Waiter)

@@ -151,6 +151,7 @@ def test_two_flow_runs_at_once_share_the_slots_of_their_host(tmp_path: Path, hom
     assert any(place.seconds > 0.5 and "-000" in "".join(place.holders) for place in waited)
 
 
+@pytest.mark.long
 def test_a_study_that_waits_for_slots_says_so_everywhere_and_ends_on_ctrl_c(
     tmp_path: Path, home: Path, server: PrefectServer
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_loader_that_divides_the_data_over_all_ranks_is_named_and_not_measured
     ran(trials, plan(trials, 1, "--over", "ranks"))
 
 
+@pytest.mark.long
 def test_heads_that_the_ranks_cannot_share_evenly_are_divided_unevenly(trials: Any) -> None:
     """The witness of the rule `undivided_heads`: DeepSpeed trains on, and the first rank has two heads of three."""
     made = trials.plan("divided/train.py", "--heads", "3", slots=2, window=FEW)

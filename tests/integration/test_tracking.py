@@ -304,6 +304,7 @@ def test_a_server_that_is_away_holds_nothing_up(store: str, tmp_path: Path) -> N
     assert_there_once(store, 2)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_server_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -74,6 +74,7 @@ for _ in range(100):
 """
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_both_counters_agree_on_a_training_with_deepspeed(trials: Trials, tmp_path: Path, stage: int) -> None:
@@ -137,6 +138,7 @@ def test_a_trainer_trains_alike_by_ddp_whatever_its_flag_says(trials: Trials) ->
     expect_alike(trials, *(replace(plan, ds_config=plan.candidate.complete(base)) for plan in plans))
 
 
+@pytest.mark.long
 def test_a_trainer_trains_alike_by_fsdp2(trials: Trials) -> None:
     """Accelerate has no FSDP on a CPU, so the program gives it there. What it partitions and trains is torch's own."""
     options = {"model_dir": ANY, "config_flag": "--deepspeed", "purpose": Purpose.CONFIRM, **BATCH}
@@ -155,6 +157,7 @@ def test_a_trainer_trains_alike_by_fsdp2(trials: Trials) -> None:
     assert without.weight_change is None
 
 
+@pytest.mark.long
 def test_accelerate_trains_alike_by_ddp(trials: Trials) -> None:
     base = json.loads((ANY / "accelerate_ds.json").read_text())
     plans = []

@@ -72,6 +72,7 @@ def test_config_counts_beside_args_and_keeps_the_batch_size_that_the_users_own_h
         assert result.program.hands_over_two_configs
 
 
+@pytest.mark.long
 def test_a_pipeline_is_measured(trials: Any) -> None:
     config = json.loads((EXAMPLES / "pipeline_parallel" / "ds_config.json").read_text())
     result = run(

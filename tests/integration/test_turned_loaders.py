@@ -90,6 +90,7 @@ def test_a_slow_loader_shows_its_share_and_its_line(run: Run) -> None:
     assert "accelerator" in program.not_turnable[PINNED]
 
 
+@pytest.mark.long
 def test_a_quick_loader_shows_a_small_share(run: Run) -> None:
     loading = program_of(run(seconds=0.0)).loading
     assert loading is not None

@@ -192,6 +192,7 @@ def test_a_web_page_of_another_place_runs_nothing_even_in_the_owner_s_browser(up
             assert mlflow.get("/version", headers=foreign).status_code == 403, foreign
 
 
+@pytest.mark.long
 def test_the_links_open_the_pages_at_the_first_click(up: Up, browser: Browser) -> None:
     for port, page, seen in (
         (up.prefect_port, "/v2/deployments", "nightly"),
@@ -226,6 +227,7 @@ def test_only_the_owner_may_read_its_files_and_no_record_log_or_command_line_has
     assert {file.name for file in files if password.encode() in file.read_bytes()} == {"up.json", "environment"}
 
 
+@pytest.mark.long
 def test_commands_that_name_its_servers_use_its_credential(up: Up) -> None:
     named = {"PREFECT_API_URL": up.api_url, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{up.mlflow_port}"}
     doctor = up.zerotune.run("doctor", timeout=120, **named, PREFECT_API_AUTH_STRING="zerotune:of-an-earlier-start")

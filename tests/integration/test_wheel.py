@@ -178,6 +178,7 @@ def test_its_packages_have_one_name_and_an_alias(installed: Path) -> None:
     assert {file.name for file in (packages / "trial_lib").iterdir()} - {"__pycache__"} == {"__init__.py", "py.typed"}
 
 
+@pytest.mark.long
 def test_it_reads_a_study_and_draws_its_report(installed: Path, tmp_path: Path) -> None:
     paths = recorded_study(tmp_path / "work")
     shown = run(installed / "zerotune", "show", STUDY_ID, "--json", folder=tmp_path)

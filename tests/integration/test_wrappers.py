@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from case_fixtures import quick_first
 from study_fixtures import Zerotune, left_in
 
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
@@ -212,7 +213,7 @@ SUBMITS = {
 }
 
 
-@pytest.mark.parametrize("command", SUBMITS)
+@pytest.mark.parametrize("command", quick_first(3, SUBMITS))
 def test_a_training_elsewhere_is_not_started_even_within_a_wrapper(
     folder: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import grimp
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "trial_lib")
@@ -39,7 +40,9 @@ ENTRIES = {
 }
 
 
+@pytest.mark.long
 def test_imports_run_one_way() -> None:
+    """As `make lint` says too."""
     linter = subprocess.run(
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"], cwd=ROOT, text=True, capture_output=True
     )
@@ -48,7 +51,7 @@ def test_imports_run_one_way() -> None:
 
 def test_no_two_modules_need_each_other() -> None:
     """Not by an import inside a function either, nor by one that only a type checker sees."""
-    graph = grimp.build_graph("zerotune", cache_dir=None)
+    graph = _graph()
     needs = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     TopologicalSorter(needs).prepare()
 
@@ -122,9 +125,14 @@ def test_no_small_file_stands_beside_its_only_reader() -> None:
 
 
 @cache
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph("zerotune", cache_dir=None)
+
+
+@cache
 def _imports() -> dict[str, set[str]]:
     """The modules of ours that each imports, packages aside, by an import inside a function as well."""
-    graph = grimp.build_graph("zerotune", cache_dir=None)
+    graph = _graph()
     packages = {_name(file.parent / "__init__.py") for file in _modules()}
     return {module: graph.find_modules_directly_imported_by(module) - packages for module in graph.modules}
 
