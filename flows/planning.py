@@ -46,7 +46,6 @@ from zerotune.trial_lib.plan.plan_record import (
 )
 from zerotune.trial_lib.records.units import bytes_shown, percent
 from zerotune.trial_lib.report.estimate_report import (
-    ArmEstimate,
     EstimateReport,
     MeasuredArm,
     estimate_report,
@@ -525,17 +524,17 @@ def _show(report: EstimateReport) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_NARROW)
-    source = f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
+    model, source = report.profile, f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
     lines = [
-        f"The model has {report.num_params:,} parameters, and {report.trainable_num_params:,} of them are trained. "
-        f"Each of {report.slots} {report.device} slot(s) has {bytes_shown(report.device_memory)} for it. "
+        f"The model has {model.num_params:,} parameters, and {model.trainable_num_params:,} of them are trained. "
+        f"Each of {report.slots} {report.device} slot(s) has {bytes_shown(model.gpu_mem)} for it. "
         f"These numbers come from {source}.",
         f"Activations and totals are for a micro-batch of {report.micro_batch_size}. Totals have 90 % intervals. "
         f"The largest micro-batch has run, or fits with 90 % confidence and leaves {report.headroom:.0%} free. "
         "The one in parentheses fits with 10 % confidence.",
     ]
-    if report.bounded_by:
-        lines.append(f"Micro-batches above {report.at_most} are not considered, because of {report.bounded_by}.")
+    if report.bound:
+        lines.append(report.bound)
     if report.host_memory is not None:
         lines.append(
             f"Each of {report.slots} ranks may keep {bytes_shown(report.host_memory)} in the host's memory. An arm "
@@ -554,18 +553,11 @@ def _show(report: EstimateReport) -> None:
             bytes_shown(row.activations),
             bytes_shown(row.total),
             f"{bytes_shown(row.total_low)} .. {bytes_shown(row.total_high)}",
-            _largest(row, report),
+            report.largest(row),
             "" if row.measured is None else _measured(row.measured),
         )
     for text in [*lines, table, *report.notes]:
         console.print(text, highlight=False)
-
-
-def _largest(row: ArmEstimate, report: EstimateReport) -> str:
-    if row.largest_micro_batch == report.at_most:
-        return f"{report.at_most} {'(all)' if report.bounded_by else 'and more, as far as memory goes'}"
-    perhaps = "" if row.perhaps_micro_batch == row.largest_micro_batch else f" ({row.perhaps_micro_batch})"
-    return f"{row.largest_micro_batch or 'none'}{perhaps}"
 
 
 def _measured(measured: MeasuredArm) -> str:

@@ -32,6 +32,7 @@ from zerotune.trial_lib.plan.plan_record import PlannedArm, PlannedDevices, Plan
 from zerotune.trial_lib.records.result import SEARCH_METRICS
 from zerotune.trial_lib.records.switches import deepspeed_part
 from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.report.estimate_report import estimate_of_profile
 from zerotune.trial_lib.report.study_view import leaderboard, trial_columns
 from zerotune.trial_lib.study.best_command import write_answer
 from zerotune.trial_lib.study.confirm import (
@@ -47,8 +48,7 @@ from zerotune.trial_lib.study.confirm import (
 from zerotune.trial_lib.study.driver import StudyDriver
 from zerotune.trial_lib.study.finding import Confirmed
 from zerotune.trial_lib.study.full_experiment import FullExperiment
-from zerotune.trial_lib.study.limits import size_limit
-from zerotune.trial_lib.study.profile_report import model_notes, program_notes, report_profile
+from zerotune.trial_lib.study.profile_report import model_notes, program_notes
 from zerotune.trial_lib.tracking.sync import Tracker
 
 # The result of the profile trial, for the study, its log and Prefect.
@@ -59,8 +59,7 @@ def tell_profile(driver: StudyDriver) -> None:
     assert driver.state.profile is not None
     assert driver.state.profile.profile is not None
     profile, program = driver.state.profile.profile, driver.state.profile.program
-    limit = size_limit(driver.setup.arguments, driver.known.base_config, profile, program)
-    report = report_profile(profile, driver.known.base_config, driver.setup.slots, limit)
+    report = estimate_of_profile(driver.setup, driver.state.profiled, driver.known.base_config)
     write_whole(driver.setup.paths.profile, report.model_dump_json(indent=2))
     for line in report.lines():
         driver.log.info("%s", line)
@@ -73,10 +72,7 @@ def tell_profile(driver: StudyDriver) -> None:
     notes = (profiled.note, uncovered, *program_notes(program, mapped), *model_notes(profile))
     for note in filter(None, notes):
         driver.log.warning("%s", note)
-    rows = "\n".join(
-        f"| {stage.stage} | {bytes_shown(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages
-    )
-    what = "largest micro-batch, first guess" if limit else "micro-batch that memory would hold, first guess"
+    rows = "\n".join(f"| {row.label} | {bytes_shown(row.states)} | {report.largest(row)} |" for row in report.rows)
     with told_if_possible(driver.log):
         create_markdown_artifact(
             "\n".join(
@@ -84,7 +80,7 @@ def tell_profile(driver: StudyDriver) -> None:
                     "## Profile",
                     *(f"- {line}" for line in report.lines()[:2]),
                     "",
-                    f"| ZeRO stage | states on a device | {what} |",
+                    "| arm | states on a device | largest micro-batch |",
                     "|---|---|---|",
                     rows,
                 ]

@@ -132,7 +132,7 @@ class StudyPaths(DrivenFolder, AnswerFolder):
     history = PathBelow("history.jsonl")  # one JSON line for each ask, tell and stop, in order
     log = PathBelow("study.log")
     fork_server_log = PathBelow("fork_server.log")  # the output of the fork server
-    profile = PathBelow("profile.json")  # the profile trial's findings, and each stage's needs (`StageEstimate`s)
+    profile = PathBelow("profile.json")  # the profile trial's findings, and each arm's needs (`EstimateReport`)
     fingerprint = PathBelow("fingerprint.json")  # the experiment when the study opened (`Fingerprint`)
     foreseen = PathBelow("foreseen.json")  # the arms foreseen before the search (`ForeseenArm`s)
     plan = PathBelow("plan")  # the plan that the study began with: its record and its runs (`PlanPaths`)

@@ -6,14 +6,17 @@ from typing import Any
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, resolve_batch
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, FrozenRecord
-from zerotune.trial_lib.records.result import Outcome
+from zerotune.trial_lib.records.result import Outcome, TrialResult
+from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
 from zerotune.trial_lib.search.knobs import ZERO_STAGES
 from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 from zerotune.trial_lib.search.zero_settings import arm_key, arm_label
 from zerotune.trial_lib.study.known_trials import KnownTrials
-from zerotune.trial_lib.study.limits import SizeLimit
+from zerotune.trial_lib.study.limits import SizeLimit, size_limit
+from zerotune.trial_lib.study.setup import StudySetup
 
 CONFIDENCE = 0.9
 # Larger sizes are of no interest, however small the model.
@@ -52,12 +55,10 @@ class ArmEstimate(FrozenRecord):
 
 
 class EstimateReport(FrozenRecord):
+    profile: ModelProfile  # the model, as the profile trial found it
     device: str  # `cuda` or `cpu`
-    device_memory: int  # bytes that the model may use on a slot
     host_memory: int | None  # bytes that each rank may keep in the host's memory. None on a CPU, or if it is not known.
     slots: int  # devices of a trial
-    num_params: int  # parameters of the whole model
-    trainable_num_params: int  # those that are trained
     micro_batch_size: int  # the samples that activations and total are for
     at_most: int  # the largest micro-batch size that was considered
     bounded_by: str = ""  # what sets it. Empty if no program has so large a batch.
@@ -65,6 +66,31 @@ class EstimateReport(FrozenRecord):
     studies: list[str]  # ids of the studies whose trials were used. Empty if only a profile trial was run.
     rows: list[ArmEstimate]  # one for each stage and kind of offload
     notes: list[str]  # further notes for the reader, a sentence each
+
+    @property
+    def bound(self) -> str:
+        """Which sizes are not considered, in a sentence; empty if all are."""
+        if not self.bounded_by:
+            return ""
+        return f"Micro-batches above {self.at_most} are not considered, because of {self.bounded_by}."
+
+    def largest(self, row: ArmEstimate) -> str:
+        """The largest micro-batch of a row. The one in parentheses fits with 10 % confidence."""
+        if row.largest_micro_batch == self.at_most:
+            return f"{self.at_most} {'(all)' if self.bounded_by else 'and more, as far as memory goes'}"
+        perhaps = "" if row.perhaps_micro_batch == row.largest_micro_batch else f" ({row.perhaps_micro_batch})"
+        return f"{row.largest_micro_batch or 'none'}{perhaps}"
+
+    def lines(self) -> list[str]:
+        """The report for a log."""
+        profile = self.profile
+        return [
+            f"parameters: {profile.num_params:,}, trainable: {profile.trainable_num_params:,}",
+            f"device memory for the model: {bytes_shown(profile.gpu_mem)}; "
+            f"activations of one sample: {bytes_shown(profile.activation_mem_per_gpu)}",
+            *(f"{row.label}: states {bytes_shown(row.states)}, micro-batch {self.largest(row)}" for row in self.rows),
+            *filter(None, [self.bound]),
+        ]
 
 
 def estimate_report(
@@ -83,12 +109,10 @@ def estimate_report(
     size = _own_size(base, profile.data_parallel_size)
     at_most = _LARGEST if limit is None else min(_LARGEST, limit.size)
     return EstimateReport(
+        profile=profile,
         device=device,
-        device_memory=profile.gpu_mem,
         host_memory=None if host.limit is None else int(host.limit),
         slots=slots,
-        num_params=profile.num_params,
-        trainable_num_params=profile.trainable_num_params,
         micro_batch_size=size,
         at_most=at_most,
         bounded_by="" if limit is None else limit.by,
@@ -97,6 +121,17 @@ def estimate_report(
         rows=[_row(model, host, known, knobs, slots, size, at_most, headroom) for knobs in _arms(base, device, stages)],
         notes=_notes(known, device),
     )
+
+
+def estimate_of_profile(
+    setup: StudySetup, profiled: tuple[TrialResult, Candidate], base_config: dict[str, Any]
+) -> EstimateReport:
+    """The estimate of a study, of which only the profile trial has ended."""
+    result, candidate = profiled
+    assert result.profile is not None
+    limit = size_limit(setup.arguments, base_config, result.profile, result.program)
+    known = KnownTrials(result.profile, (candidate, result), base_config)
+    return estimate_report(known, setup.slots, setup.device, setup.arguments.memory_headroom, limit)
 
 
 def _arms(base: dict[str, Any], device: str, stages: Iterable[int]) -> list[dict[str, Any]]:

@@ -1,74 +1,14 @@
-"""The report of the profile trial: the model, and the memory that each ZeRO stage would need."""
+"""What the profile trial shows of the program, in sentences, and why it has failed."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from zerotune.trial_lib.inputs.places import spelling
 from zerotune.trial_lib.messages.measurement import ModelProfile, ProgramProfile
-from zerotune.trial_lib.records.candidate import FrozenRecord
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.records.units import bytes_shown
-from zerotune.trial_lib.search.knobs import ZERO_STAGES
-from zerotune.trial_lib.search.zero_settings import first_guess, on_a_device, precision_of, state_bytes
-from zerotune.trial_lib.study.limits import SizeLimit
 from zerotune.trial_lib.study.setup import StudySetup
 
 _MOST_NAMED = 4
-
-
-class StageEstimate(FrozenRecord):
-    stage: int  # the ZeRO stage
-    states: int  # bytes of parameters, gradients and optimizer states on one device
-    largest_micro_batch: int  # the samples that fit beside them, as a first guess, and not above the report's limit
-
-
-class ProfileReport(FrozenRecord):
-    """The model and the memory of each stage."""
-
-    profile: ModelProfile  # the model
-    stages: list[StageEstimate]  # the estimates
-    # The largest micro-batch that may be tried. None if nothing says so: the estimates are memory's alone.
-    limit: SizeLimit | None = None
-
-    def lines(self) -> list[str]:
-        profile = self.profile
-        return [
-            f"parameters: {profile.num_params:,}, trainable: {profile.trainable_num_params:,}",
-            f"device memory for the model: {bytes_shown(profile.gpu_mem)}; "
-            f"activations of one sample: {bytes_shown(profile.activation_mem_per_gpu)}",
-            *(
-                f"ZeRO {stage.stage}: states {bytes_shown(stage.states)}, {self._largest(stage.largest_micro_batch)}"
-                for stage in self.stages
-            ),
-        ]
-
-    def _largest(self, size: int) -> str:
-        if self.limit is None:
-            return f"memory would hold a micro-batch of about {size}"
-        if size < self.limit.size:
-            return f"largest micro-batch about {size}"
-        return f"largest micro-batch {size}, bounded by {self.limit.by}"
-
-
-def report_profile(
-    profile: ModelProfile, base_config: Mapping[str, Any], slots: int, limit: SizeLimit | None
-) -> ProfileReport:
-    """The model, and the memory that each ZeRO stage would need."""
-    precision = precision_of(base_config, profile.bytes_per_param)
-    own, shards = on_a_device(profile, slots)
-    guesses = {stage: first_guess(stage, profile, precision, slots) for stage in ZERO_STAGES}
-    return ProfileReport(
-        profile=profile,
-        stages=[
-            StageEstimate(
-                stage=stage,
-                states=state_bytes(stage, own.num_params, own.trainable_num_params, precision, shards),
-                largest_micro_batch=guess if limit is None else min(guess, limit.size),
-            )
-            for stage, guess in guesses.items()
-        ],
-        limit=limit,
-    )
 
 
 def program_notes(program: ProgramProfile | None, arg_mappings: Mapping[Any, str] | None = None) -> list[str]:

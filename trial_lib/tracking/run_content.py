@@ -277,13 +277,13 @@ def _foreseen_metrics(paths: TrialPaths, number: int) -> dict[str, float]:
 
 
 def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
-    # The findings of the profile trial (bytes and counts), and the needs of each ZeRO stage.
+    # The findings of the profile trial (bytes and counts), and the needs of each arm.
     if not paths.profile.exists():
         return {}
     report = json.loads(paths.profile.read_text())
     needs = {
-        f"profile.z{stage['stage']}.{name}": float(stage[name])
-        for stage in report["stages"]
+        f"profile.{row['label']}.{name}": float(row[name])
+        for row in report.get("rows", ())
         for name in ("states", "largest_micro_batch")
     }
     # Unknown values and lists are no metrics.

@@ -145,6 +145,15 @@ def test_it_says_where_its_figures_come_from():
     assert report([(at(4), result(above=180 * MIB))], studies=["tiny-1"]).studies == ["tiny-1"]
 
 
+def test_a_log_has_the_model_and_a_line_for_each_arm_and_says_what_bounds_the_sizes():
+    lines = report(device="cpu", max_micro_batch=8).lines()
+    assert lines[0] == "parameters: 10,000,000, trainable: 10,000,000"
+    assert [line.partition(":")[0] for line in lines[2:6]] == ["z0", "z1", "z2", "z3"]
+    assert lines[2].endswith(", micro-batch 8 (all)")
+    assert lines[6:] == ["Micro-batches above 8 are not considered, because of --max-micro-batch."]
+    assert report(num_params=10**12, trainable_num_params=10**12).lines()[2].endswith(", micro-batch none")
+
+
 def row_of(table, label):
     return next(row for row in table.rows if row.label == label)
 

@@ -1,15 +1,12 @@
 """What the failure of the profile trial says of the program."""
 
-from dataclasses import replace
-
 import pytest
 
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH, TRAIN_BATCH
 from zerotune.trial_lib.messages.measurement import ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.study.limits import SizeLimit
-from zerotune.trial_lib.study.profile_report import model_notes, profile_failure, program_notes, report_profile
+from zerotune.trial_lib.study.profile_report import model_notes, profile_failure, program_notes
 
 BEFORE = {"start": 0.1}
 IN_INITIALIZE = {"start": 0.1, "import": 1.0}
@@ -105,23 +102,3 @@ def test_work_that_nobody_could_count_is_named(uncounted: list[str], said: str |
     notes = model_notes(profile)
     assert len(notes) == (said is not None)
     assert said is None or said in notes[0]
-
-
-SMALL = ModelProfile(
-    num_params=2,
-    trainable_num_params=2,
-    activation_mem_per_gpu=8,
-    gpu_mem=10**9,
-    data_parallel_size=1,
-    flops_per_sample=4.0,
-)
-
-
-def test_the_largest_micro_batch_is_bounded_and_else_it_is_said_that_memory_alone_has_spoken() -> None:
-    bounded = report_profile(SMALL, {}, 1, SizeLimit(size=32, by="the global batch"))
-    assert {stage.largest_micro_batch for stage in bounded.stages} == {32}
-    assert all(line.endswith("largest micro-batch 32, bounded by the global batch") for line in bounded.lines()[2:])
-    of_memory = report_profile(replace(SMALL, gpu_mem=200), {}, 1, SizeLimit(size=32, by="x"))
-    assert of_memory.lines()[2].endswith("largest micro-batch about 21")
-    unknown = report_profile(SMALL, {}, 1, None)
-    assert all("memory would hold a micro-batch of about 1249999" in line for line in unknown.lines()[2:])
