@@ -254,16 +254,22 @@ cli.command("plan", cls=TypedOrReadCommand, section=Section.TUNE, options_metava
 )
 
 
-def _estimate(**options: Any) -> None:
+def _estimate(as_json: bool, **options: Any) -> None:
     """Estimate what fits in memory.
 
     Lists what each ZeRO stage needs, and its largest micro-batch. CONFIG_PATH is the experiment's YAML, and MODEL_DIR
     the folder with its code. Earlier studies of the experiment in this folder are used. If there are none, one profile
     trial runs.
     """
-    from zerotune.flows.planning import estimate_command
 
-    _run(lambda: estimate_command(**options))
+    def command() -> int:
+        from zerotune.flows.planning import estimate_command
+
+        with _named_mistakes("estimate"):
+            arguments = StudyArguments(**options)
+        return estimate_command(arguments, as_json)
+
+    _run(command)
 
 
 cli.command("estimate", section=Section.TUNE)(with_options(_estimate, ESTIMATE_OPTIONS))

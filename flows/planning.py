@@ -23,7 +23,7 @@ from zerotune.flows.interrupts import interrupts
 from zerotune.flows.terminal import print_document, say, say_error, say_ways, telling_still
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
-from zerotune.trial_lib.messages.errors import InputError, ProgramNotForeseenError, plain
+from zerotune.trial_lib.messages.errors import ProgramNotForeseenError, plain
 from zerotune.trial_lib.plan.answer import (
     TIME_WORDS,
     fewest_sentence,
@@ -52,7 +52,6 @@ from zerotune.trial_lib.report.estimate_report import (
 )
 from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.known_trials import ProfileFailedError, earlier_trials, run_profile
-from zerotune.trial_lib.study.limits import SizeLimit, size_limit
 from zerotune.trial_lib.study.model_program import with_program
 from zerotune.trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
 from zerotune.trial_lib.study.open_study import OpenStudy, open_planned, plan_study
@@ -479,18 +478,10 @@ _NARROW = 120  # columns, if the output is no terminal
 _SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
 
 
-def estimate_command(
-    config_path: Path,
-    model_dir: Path,
-    include: tuple[Path, ...],
-    max_micro_batch: int | None,
-    memory_headroom: float,
-    as_json: bool,
-) -> int:
+def estimate_command(arguments: StudyArguments, as_json: bool) -> int:
     """Returns 1 if the profile trial fails. Raises InputError: the input is wrong. Nothing was started."""
-    _check(max_micro_batch, memory_headroom)
-    experiment = read_experiment(config_path, model_dir, include=include)
-    arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
+    assert arguments.config_path is not None
+    experiment = read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
     known = earlier_trials(experiment, Path.cwd())
     if known is None:
         say("This folder has no earlier study of this experiment, so a profile trial runs now.")
@@ -500,24 +491,12 @@ def estimate_command(
         except ProfileFailedError as error:
             say_error(error)
             return 1
-    slots = experiment.config.resources.slots_per_trial
-    limit = size_limit(arguments, known.base_config, known.model_profile, known.profile[1].program)
-    if max_micro_batch is not None:
-        limit = SizeLimit(size=max_micro_batch, by="--max-micro-batch")
-    report = estimate_report(known, slots, this_host().device, memory_headroom, limit)
+    report = estimate_report(known, experiment.config.resources.slots_per_trial, this_host().device, arguments)
     if as_json:
         print_document(report.model_dump(mode="json"))
     else:
         _show(report)
     return 0
-
-
-def _check(max_micro_batch: int | None, memory_headroom: float) -> None:
-    if max_micro_batch is not None and max_micro_batch < 1:
-        raise InputError(f"{max_micro_batch} is not a batch size.", where="--max-micro-batch", remedy="Give 1 or more.")
-    if not 0 <= memory_headroom < 1:
-        remedy = "Give a number of at least 0 and below 1, such as 0.05."
-        raise InputError(f"{memory_headroom} is not a share of the memory.", where="--memory-headroom", remedy=remedy)
 
 
 def _show(report: EstimateReport) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.layout import GROUPS, Layout, group_sizes, ranks_of_a_replica
 from zerotune.trial_lib.deepspeed_config.overrides import (
@@ -312,15 +312,7 @@ def _own_batch(typed: ForeseenRun, base_config: Mapping[str, Any], replicas: int
 _ONE_LAYOUT = "because a plan counts the replicas of one layout."
 
 
-class NamedRun(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-RunT = TypeVar("RunT", bound=NamedRun)
-
-
-class SwitchValues(Generic[RunT]):
+class SwitchValues:
     """The switches of a `search_space` and their values.
 
     Each value is tried in the user's own arm, one at a time. A switch with conditions is not tried, because the program
@@ -332,20 +324,21 @@ class SwitchValues(Generic[RunT]):
         requests: Sequence[RequestedKnob],
         own: Mapping[str, Any],
         of_own: PlanArm,
-        as_run: Callable[[PlanArm], RunT],
+        name_of: Callable[[PlanArm], str],
     ) -> None:
         self._requests = requests
         self._own = own
-        self._typed = as_run(of_own)
-        self._probes = {
-            (place, repr(value)): as_run(self._probe(of_own.label, place, value))
+        probes = {
+            (place, repr(value)): self._probe(of_own.label, place, value)
             for request in requests
             if _is_tried(request)
             for place in (place_of(request.path),)
             for value in request.values
             if value is not None and value != own.get(place)
         }
-        self.wanted: list[RunT] = [self._typed, *self._probes.values()] if self._probes else []
+        self.arms = [of_own, *probes.values()] if probes else []  # that have to be run, by the names that follow
+        self._typed = name_of(of_own)
+        self._probes = {each: name_of(arm) for each, arm in probes.items()}
 
     def _probe(self, label: str, place: str, value: Any) -> PlanArm:
         known = {each: its for each, its in self._own.items() if its is not None}
@@ -371,9 +364,9 @@ class SwitchValues(Generic[RunT]):
 
     def resizing(self, runs: Mapping[str, ForeseenRun]) -> frozenset[str]:
         """The places of the switches that change the model's number of parameters."""
-        found = ((place, runs[probe.name]) for (place, _), probe in self._probes.items())
+        found = ((place, runs[probe]) for (place, _), probe in self._probes.items())
         return frozenset(
-            place for place, run in found if not run.stopped and run.parameters != runs[self._typed.name].parameters
+            place for place, run in found if not run.stopped and run.parameters != runs[self._typed].parameters
         )
 
     def _of_request(
@@ -386,13 +379,13 @@ class SwitchValues(Generic[RunT]):
         place = place_of(request.path)
         values: list[Any] = []
         notes: list[str] = []
-        seen = [(self._own.get(place), runs[self._typed.name])] if self._probes else []
+        seen = [(self._own.get(place), runs[self._typed])] if self._probes else []
         for value in request.values:
             probe = self._probes.get((place, repr(value)))
             if probe is None:
                 values.append(value)
                 continue
-            run = runs[probe.name]
+            run = runs[probe]
             if run.stopped:
                 notes.append(f"{shown_switch(place, value)} cannot be foreseen: {run.stopped}")
                 continue

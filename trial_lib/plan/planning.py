@@ -14,7 +14,15 @@ from zerotune.trial_lib.deepspeed_config.refusals import is_of_replicas
 from zerotune.trial_lib.messages.errors import InputError, ProgramNotForeseenError
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
 from zerotune.trial_lib.plan.answer import answer_of, nearest_to_fit, why_of
-from zerotune.trial_lib.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, pair_of, wanted_run
+from zerotune.trial_lib.plan.arm_work import (
+    ArmWork,
+    WantedRun,
+    hopeless_arms,
+    hopeless_row,
+    pair_of,
+    run_name,
+    wanted_run,
+)
 from zerotune.trial_lib.plan.arms import (
     PlanArm,
     SwitchValues,
@@ -227,8 +235,8 @@ def plan(
     size = pair_of(policy, typed.micro_batch)[0]
     stages = typed.pipeline_stages
     of_own = PlanArm(own_label(problem.base_config), {}, is_own=True)
-    switches = SwitchValues(problem.requests, own, of_own, lambda arm: wanted_run(arm, base, policy, size, stages))
-    run_all(switches.wanted)
+    switches = SwitchValues(problem.requests, own, of_own, lambda arm: run_name(arm.label, size, base.count))
+    run_all([wanted_run(arm, base, policy, size, stages) for arm in switches.arms])
     requests, notes = switches.apart(runs)
     space = typed, {**problem.base_config, PROGRAM: own}, problem.stages, requests, problem.device
     arms, notes = planned_arms(*space), (*notes, *requests_without_arms(*space))

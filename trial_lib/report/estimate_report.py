@@ -14,8 +14,9 @@ from zerotune.trial_lib.search.budgets import HostMemory, MemoryBasis
 from zerotune.trial_lib.search.knobs import ZERO_STAGES
 from zerotune.trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 from zerotune.trial_lib.search.zero_settings import arm_key, arm_label
+from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.known_trials import KnownTrials
-from zerotune.trial_lib.study.limits import SizeLimit, size_limit
+from zerotune.trial_lib.study.limits import size_limit
 from zerotune.trial_lib.study.setup import StudySetup
 
 CONFIDENCE = 0.9
@@ -93,11 +94,10 @@ class EstimateReport(FrozenRecord):
         ]
 
 
-def estimate_report(
-    known: KnownTrials, slots: int, device: str, headroom: float, limit: SizeLimit | None
-) -> EstimateReport:
-    """`limit` is of the micro-batch sizes to consider; None for any."""
-    profile, base = known.model_profile, known.base_config
+def estimate_report(known: KnownTrials, slots: int, device: str, arguments: StudyArguments) -> EstimateReport:
+    """`arguments` bound the micro-batch sizes, as those of a study do."""
+    profile, base, headroom = known.model_profile, known.base_config, arguments.memory_headroom
+    limit = size_limit(arguments, base, profile, known.profile[1].program)
     basis = MemoryBasis(profile, base, slots, device)
     model = MemoryModel(basis)
     model.observe_profile(*known.profile)
@@ -129,9 +129,8 @@ def estimate_of_profile(
     """The estimate of a study, of which only the profile trial has ended."""
     result, candidate = profiled
     assert result.profile is not None
-    limit = size_limit(setup.arguments, base_config, result.profile, result.program)
     known = KnownTrials(result.profile, (candidate, result), base_config)
-    return estimate_report(known, setup.slots, setup.device, setup.arguments.memory_headroom, limit)
+    return estimate_report(known, setup.slots, setup.device, setup.arguments)
 
 
 def _arms(base: dict[str, Any], device: str, stages: Iterable[int]) -> list[dict[str, Any]]:

@@ -40,7 +40,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def estimate(work: Path) -> int:
-    return estimate_command(work / "model" / "deepspeed.yaml", work / "model", (), None, 0.05, as_json=False)
+    arguments = StudyArguments(config_path=work / "model" / "deepspeed.yaml", model_dir=work / "model")
+    return estimate_command(arguments, as_json=False)
 
 
 def record(work: Path) -> int:

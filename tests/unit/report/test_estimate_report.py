@@ -1,11 +1,12 @@
 from dataclasses import replace
+from pathlib import Path
 
 from zerotune.trial_lib.messages.measurement import Memory, ModelProfile, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.report.estimate_report import estimate_report
+from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.known_trials import KnownTrials
-from zerotune.trial_lib.study.limits import SizeLimit
 from zerotune.trial_lib.study.program import completed_config
 
 MIB = 2**20
@@ -44,8 +45,17 @@ def at(size, stage=2, **zero):
 
 
 def report(trials=(), device="cuda", headroom=0.05, max_micro_batch=None, **changes):
-    limit = None if max_micro_batch is None else SizeLimit(size=max_micro_batch, by="--max-micro-batch")
-    return estimate_report(known(trials, **changes), 2, device, headroom, limit)
+    return estimate_report(known(trials, **changes), 2, device, arguments(headroom, max_micro_batch))
+
+
+def arguments(headroom=0.05, max_micro_batch=None):
+    return StudyArguments(
+        command=("python", "train.py"),
+        model_dir=Path(),
+        free_batch=True,
+        memory_headroom=headroom,
+        max_micro_batch=max_micro_batch,
+    )
 
 
 def test_there_is_a_row_for_each_stage_and_each_way_of_offloading():
@@ -70,7 +80,7 @@ def test_what_the_trainer_fills_in_for_auto_is_what_the_table_counts_with():
     model = replace(PROFILE, **seven, data_parallel_size=8)
     own = Candidate(micro_batch_size=1, slots=8)
     trials = KnownTrials(model, (own, result(above=200 * MIB, purpose=Purpose.PROFILE)), base)
-    rows = {row.label: row for row in estimate_report(trials, 8, "cuda", 0.05, None).rows}
+    rows = {row.label: row for row in estimate_report(trials, 8, "cuda", arguments()).rows}
     # Parameters whole; gradients, a master copy and Adam's states of an eighth.
     assert rows["z2"].states == 7 * 10**9 * (2 + (2 + 4 + 8) / 8)
     # Beside them 32-bit gradients of an eighth for the update, and no gigabytes of buckets.

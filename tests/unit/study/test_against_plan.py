@@ -9,7 +9,7 @@ from zerotune.trial_lib.messages.measurement import Memory
 from zerotune.trial_lib.plan.plan_record import PlannedTrials
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.study.against_plan import AgainstPlan
+from zerotune.trial_lib.study.advice import AgainstPlan
 
 __all__ = ["opened"]
 BASE = {**CONFIG, "zero_optimization": {"stage": 2}}

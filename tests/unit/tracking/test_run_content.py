@@ -15,6 +15,7 @@ from zerotune.trial_lib.records.folders import (
 )
 from zerotune.trial_lib.records.result import Neighbour, Outcome, TrialDevice, TrialResult
 from zerotune.trial_lib.report.estimate_report import estimate_report
+from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.known_trials import KnownTrials
 from zerotune.trial_lib.tracking.run_content import (
     MetricValue,
@@ -190,7 +191,9 @@ def test_what_of_the_profile_is_a_figure_arrives(tmp_path: Path) -> None:
     )
     result = TrialResult(trial_id="s-0", number=0, purpose=Purpose.PROFILE, config_hash="0", outcome=Outcome.COMPLETED)
     known = KnownTrials(profile, (Candidate(micro_batch_size=1, slots=1), result), {})
-    paths.profile.write_text(estimate_report(known, 1, "cuda", 0.05, None).model_dump_json())
+    paths.profile.write_text(
+        estimate_report(known, 1, "cuda", StudyArguments(command=("a",), model_dir=tmp_path)).model_dump_json()
+    )
     found = {point.name: point.value for point in study_content(RECORD, paths).metrics}
     assert (found["profile.num_params"], found["profile.flops_per_sample"]) == (10.0, 2.0)
     assert "profile.z3.states" in found
