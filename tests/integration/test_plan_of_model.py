@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from transformers import BertConfig, LlamaConfig, T5Config, ViTConfig, WhisperConfig
 
 from tests.study_fixtures import Zerotune
 from zerotune.trial_lib.plan.plan_record import PlanArguments, PlanPaths, PlanRecord
@@ -15,26 +14,40 @@ from zerotune.trial_lib.study.model_program import with_program
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 MODELS = {
-    "decoder": LlamaConfig(**SMALL, vocab_size=500, num_key_value_heads=2),
-    "encoder": BertConfig(**SMALL, vocab_size=500),
-    "encoder-decoder": T5Config(vocab_size=500, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
-    "vision": ViTConfig(**SMALL, image_size=32, patch_size=8),
-    "speech": WhisperConfig(
-        vocab_size=500,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        max_source_positions=64,
-        **HEADS,
-        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
+    "decoder": ("LlamaConfig", {**SMALL, "vocab_size": 500, "num_key_value_heads": 2}),
+    "encoder": ("BertConfig", {**SMALL, "vocab_size": 500}),
+    "encoder-decoder": (
+        "T5Config",
+        {"vocab_size": 500, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
+    ),
+    "vision": ("ViTConfig", {**SMALL, "image_size": 32, "patch_size": 8}),
+    "speech": (
+        "WhisperConfig",
+        {
+            "vocab_size": 500,
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "max_source_positions": 64,
+            **HEADS,
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
+        },
     ),
 }
 
 SHORT = ("encoder-decoder",)
 
 
+def configuration(kind):
+    # Here, because every worker imports every file of tests.
+    import transformers
+
+    name, settings = MODELS[kind]
+    return json.dumps(getattr(transformers, name)(**settings).to_dict())
+
+
 def written(kind, folder):
-    (folder / f"{kind}.json").write_text(json.dumps(MODELS[kind].to_dict()))
+    (folder / f"{kind}.json").write_text(configuration(kind))
     return with_program(PlanArguments(model=folder / f"{kind}.json"), folder).model_dir
 
 
@@ -67,7 +80,7 @@ def test_an_unknown_architecture_is_one_sentence(tmp_path):
 @pytest.mark.long
 def test_a_model_is_planned_with_layouts_and_hours_and_its_program_stays(tmp_path, tmp_path_factory):
     zerotune = Zerotune(tmp_path, tmp_path_factory.mktemp("home"))
-    (tmp_path / "tiny.json").write_text(json.dumps(MODELS["decoder"].to_dict()))
+    (tmp_path / "tiny.json").write_text(configuration("decoder"))
     words = ("--model", "tiny.json", "--on", "h100-80gb:2", "-z", "1", "--layouts", "--whole", "1e6tokens")
     ended = zerotune.run("plan", *words, "--price", "h100-80gb=3", "--", "--length", "64")
     assert ended.returncode == 0, ended.stderr
