@@ -288,9 +288,7 @@ class LaidOutDecoder:
         return self._tokens * self.shape.vocabulary * 6 / self._of_vocabulary
 
     def kept_by(self, part: str) -> tuple[float, float]:
-        """Bytes that the forward pass of a part leaves, if it is not computed again: what tensor parallelism leaves
-        whole, and what it divides.
-        """
+        """Bytes that the forward pass of a part leaves: what tensor parallelism leaves whole, and what it divides."""
         if part not in (LAYER, SPARSE):
             return 0.0, 0.0
         shape, width = self.shape, self._tokens * self.shape.hidden
@@ -313,9 +311,7 @@ class LaidOutDecoder:
         return planned_step(self.as_run(), self.cluster)
 
     def as_run(self, parts: Sequence[str] = ()) -> ForeseenRun:
-        """The operations of a stage with some parts, or else of the slowest, as a foreseen run has them. It has no
-        storages.
-        """
+        """The operations of a stage with some parts, or else of the slowest, as a run without storages has them."""
         log, parts = _Log(), parts or self.slowest
         layers = [part for part in parts if part in (LAYER, SPARSE)]
         heads, again = parts.count(HEAD), self._recomputed_of(parts)
@@ -391,7 +387,6 @@ class LaidOutDecoder:
         if gathers:
             self._gather(log, part)
         begun = len(log.operations)
-        # Into attention, and out of it.
         qkv, out = shape.attention
         self._product(log, qkv, self._tokens, times)
         self._exchange_heads(log)
@@ -487,7 +482,8 @@ class _Log:
         self.moments.append(Moment(MOMENTS.index(name), 1, micro_batch, 0, len(self.operations)))
 
     def add(self, kind: str, flops: float, moved: float, dtype: int = _HALF, ranks: int = 1, apart: int = 0) -> None:
-        self.operations.append(Operation(_KIND[kind], dtype, flops, moved, ranks, apart=apart))
+        if ranks > 1 or kind not in COLLECTIVES:
+            self.operations.append(Operation(_KIND[kind], dtype, flops, moved, ranks, apart=apart))
 
     def enter(self, modules: int, begun: int) -> None:
         """Divides the operations since `begun` among so many modules that take turns."""

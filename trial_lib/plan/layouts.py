@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.layout import (
@@ -80,7 +80,7 @@ class LayoutChoices:
             pipelines=sizes("pipeline", typed.stages),
             experts=sizes("expert", typed.expert, _GROUPS if shape.by_autoep and by_autoep else ()),
             zero_stages=zero_stages,
-            recomputed=_recomputed(program, shape.layers),
+            recomputed=sorted({typed.recomputed, *_turnable(program, shape.layers)}),
             by_autotp=by_autotp,
             by_autoep=by_autoep,
             micro_batch=run.micro_batch if program.get("fixed_batch") else None,
@@ -149,8 +149,15 @@ def as_typed(run: ForeseenRun, shape: DecoderShape, cluster: Cluster, writing: W
     """A run's own layout, on as many devices of the cluster's kind as it has."""
     groups = max(1, run.replicas * run.pipeline_stages * run.sequence_ranks)
     layout = Layout.of(run.ds_config)
-    kinds = {kind_of(each) for stretch in step_of(run).last for each in stretch.operations}
-    has_scores = not kinds & {"attention", "whole_attention"}
+    last = step_of(run).last
+
+    def flops(moment: str, *kinds: str) -> float:
+        passes = (stretch.operations for stretch in last if stretch.moment == moment)
+        return sum(each.flops for each in chain.from_iterable(passes) if kind_of(each) in kinds)
+
+    # A backward pass has the products of two forward passes, and of a third one for what it computes again.
+    again = flops("backward", "matmul") / (flops("forward", "matmul") or 1.0) - 2
+    has_scores = not flops("forward", "attention", "whole_attention")
     return LaidOutDecoder(
         shape=shape,
         cluster=Cluster(device=cluster.device, per_host=run.world),
@@ -161,7 +168,7 @@ def as_typed(run: ForeseenRun, shape: DecoderShape, cluster: Cluster, writing: W
         zero_stage=run.stage,
         micro_batch=run.micro_batch,
         accumulation=run.accumulation,
-        recomputed=_recomputed(run.program, shape.layers)[0],
+        recomputed=shape.layers * max(0, min(2, round(2 * again))) // 2,
         divides_vocabulary=False,
         by_deepspeed=True,
         writing=writing or (Writing(scores_moved=14, scores_kept=8) if has_scores else Writing()),
@@ -169,13 +176,10 @@ def as_typed(run: ForeseenRun, shape: DecoderShape, cluster: Cluster, writing: W
     )
 
 
-def _recomputed(program: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    # How many layers a program can have recomputed. The first is its own number.
+def _turnable(program: Mapping[str, Any], layers: int) -> set[int]:
+    # How many layers a program can have recomputed.
     counts = {"none": 0, "every_second": layers // 2, "full": layers}
-    turnable = program.get("turnable", {}).get(CHECKPOINTING) or ()
-    if found := [counts[value] for value in turnable if value in counts]:
-        return tuple(found)
-    return (layers,) if "recomputes" in program.get("not_turnable", {}).get(CHECKPOINTING, "") else (0,)
+    return {counts[value] for value in program.get("turnable", {}).get(CHECKPOINTING) or () if value in counts}
 
 
 def best_layouts(every: Iterable[LaidOutDecoder], capacity: float) -> list[LaidOutDecoder]:

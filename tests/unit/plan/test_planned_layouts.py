@@ -140,13 +140,12 @@ def test_experts_are_divided_by_autoep_or_by_the_program_below_stage_3() -> None
     assert {sizes[4] for sizes in _sizes(own, MIXTRAL)} == {0, 1, 2}
 
 
-def test_checkpointing_is_tried_if_it_can_be_turned_and_stays_if_it_cannot() -> None:
-    turnable = _run(program={"turnable": {CHECKPOINTING: ["none", "full", "every_second"]}})
-    assert _choices(turnable).recomputed == (0, 32, 16)
-    by_code = _run(program={"not_turnable": {CHECKPOINTING: "your code recomputes activations by itself"}})
-    assert _choices(by_code).recomputed == (32,)
-    no_layers = _run(program={"not_turnable": {CHECKPOINTING: "it has no repeated layers"}})
-    assert _choices(no_layers).recomputed == (0,)
+def test_checkpointing_is_tried_if_it_can_be_turned_and_stays_as_the_run_shows_it_if_not() -> None:
+    turnable = {"decoder": LLAMA_8B, "turnable": {CHECKPOINTING: ["none", "full", "every_second"]}}
+    assert _choices(_run(program=turnable)).recomputed == [0, 16, 32]
+    for layers in (0, 16, 32):
+        run = replace(_laid_out(recomputed=layers).as_run(), program={"decoder": LLAMA_8B})
+        assert _choices(run).recomputed == [layers]
 
 
 def test_a_batch_that_the_program_fixes_stays() -> None:
