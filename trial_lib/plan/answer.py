@@ -242,7 +242,7 @@ def layout_cells(layouts: Sequence[PlannedLayout]) -> list[dict[str, str]]:
             "ZeRO": str(each.zero_stage),
             "recomputes": f"{each.recomputed} of {each.layers}" if each.recomputed else "nothing",
             "batch": f"{each.micro_batch} x {each.accumulation}",
-            "fits": likelihood(each.fits),
+            "fits": likelihood(each.fits).replace("over ", ">").replace("under ", "<").replace(" ", ""),
         }
         for each in layouts
     ]

@@ -54,10 +54,6 @@ class DecoderShape:
         return 2 * self.hidden * ffn, self.hidden * ffn
 
     @property
-    def router(self) -> int:
-        return self.hidden * self.experts
-
-    @property
     def all_experts(self) -> int:
         """Parameters of all experts of a sparse layer."""
         return 3 * self.hidden * self.expert_ffn * self.experts
@@ -73,7 +69,7 @@ class DecoderShape:
 
     def shared_parameters(self, part: str) -> int:
         """Parameters of a layer without its experts."""
-        return sum(self.attention) + sum(self.gated(part)) + (self.router if part == SPARSE else 0)
+        return sum(self.attention) + sum(self.gated(part)) + (self.hidden * self.experts if part == SPARSE else 0)
 
     def expert_parameters(self, part: str) -> int:
         return self.all_experts if part == SPARSE else 0

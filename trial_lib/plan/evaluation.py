@@ -199,9 +199,8 @@ class Evaluation:
 def unlike_measured(run: ForeseenRun, asked: AskedDevices) -> tuple[str, ...]:
     """The sentence on intervals that are wider, because no measured peak is of such a training; empty for others."""
     unlike = unmeasured(run, asked.cluster.device)
-    return (
-        (f"No peak of {unlike} is among those that intervals come from, so they are twice as wide.",) if unlike else ()
-    )
+    said = f"No peak of {unlike} is among those that intervals come from, so they are {UNLIKE} times as wide."
+    return (said,) if unlike else ()
 
 
 def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], PlannedStep]) -> tuple[int, PlannedStep]:

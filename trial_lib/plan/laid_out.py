@@ -15,7 +15,7 @@ from zerotune.trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, Forese
 from zerotune.trial_lib.plan.decoder import EMBEDDING, HEAD, LAYER, LOSS, SPARSE, DecoderShape
 from zerotune.trial_lib.plan.device_memory import LiveBytes, live_bytes
 from zerotune.trial_lib.plan.devices import COLLECTIVES, ON_MATRIX_UNITS, Cluster
-from zerotune.trial_lib.plan.fits import CONTEXT, PeakForecast, communication, in_all
+from zerotune.trial_lib.plan.fits import CONTEXT, PROGRAM_ERROR, UNLIKE, PeakForecast, communication, in_all
 from zerotune.trial_lib.plan.step_time import PlannedStep, Stretch, kind_of, planned_step, step_of
 from zerotune.trial_lib.search.budgets import Uncertain
 
@@ -224,6 +224,8 @@ class LaidOutDecoder:
             reserved=self.needed,
             least=self.needed,
             outside=self.outside,
+            # No peak of such a layout was measured.
+            program_error=PROGRAM_ERROR * (UNLIKE if self.shape.experts or self.sequence > 1 else 1.0),
         ).fits(capacity)
 
     @cached_property
@@ -446,7 +448,7 @@ class LaidOutDecoder:
     def _experts(self, log: "_Log", times: int) -> None:
         shape = self.shape
         sent = self._tokens * shape.chosen
-        self._product(log, shape.router, self._tokens, times)
+        self._product(log, shape.hidden * shape.experts, self._tokens, times)
         for _ in range(2):
             log.add("all_to_all", 0, 2 * sent * shape.hidden, ranks=self.expert, apart=1)
             log.add("copy", 0, 4 * sent * shape.hidden)
