@@ -19,7 +19,7 @@ _PLAYBOOK, _SCALING = "nanotron", "AA-Scaling"
 _DIVISIONS: Mapping[str, Literal["uniform", "cost"]] = {_PLAYBOOK: "cost", _SCALING: "uniform"}
 # The playbook's hosts need 4.5 ms for a layer with a micro-batch of one sample, however it is divided. Of 26, 60, 85
 # and 100 operations this number fits best the worlds of up to 32 devices that `layouts.py` beside it does not hold out.
-_PLAYBOOKS = Writing(forward=85, backward=170, norm_moved=4, norm_kept=0)
+_PLAYBOOKS = Writing(forward=85, backward=170, norm_moved=4, norm_kept=0, torch="2.2")
 # Bytes of a score, by the row's kernel: what a softmax reads and writes as one kernel or with scale and mask apart, and
 # what both keep. A kernel that is not here keeps none.
 _SCORES = {"fused": (4, 4), "torch": (14, 8)}
@@ -97,7 +97,9 @@ def _writing(row: Mapping[str, Any]) -> Writing:
     kernel = str(row.get("kernel") or "RMS")
     moved, kept = _SCORES.get(kernel, (0, 0))
     one_kernel = {"norm_moved": 4, "norm_kept": 0} if "RMS" in kernel else {}
-    return Writing(scores_moved=moved, scores_kept=kept, **one_kernel)
+    # Versions of torch whose kernel is flash-attn 1, or 2.
+    torch = "2.0" if kernel.startswith("flash_attentionv1") else "2.2"
+    return Writing(scores_moved=moved, scores_kept=kept, torch=torch, **one_kernel)
 
 
 def _divided_by_cost(parts: Sequence[str], costs: Mapping[str, float], stages: int) -> list[Sequence[str]]:

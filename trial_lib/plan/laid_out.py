@@ -52,6 +52,7 @@ class Writing:
     # operations of PyTorch in 32 bits keep two copies of 32 bits and one of 16.
     norm_moved: float = 28.0
     norm_kept: float = 10.0
+    torch: str = ""  # the version, which decides the kernel of attention; the newest if it is empty
     # Bytes of a score that a softmax reads and writes, and that are kept; 0 if attention is one kernel
     scores_moved: float = 0.0
     scores_kept: float = 0.0
@@ -362,6 +363,7 @@ class LaidOutDecoder:
             pipeline_stages=self.stages,
             ds_config={"zero_optimization": {**self.zero, "stage": self.zero_stage}},
             dtypes=_DTYPES,
+            versions={"torch": self.writing.torch},
             moments=tuple(log.moments),
             operations=tuple(log.operations),
         )

@@ -157,7 +157,7 @@ def as_typed(run: ForeseenRun, shape: DecoderShape, cluster: Cluster, writing: W
 
     # A backward pass has the products of two forward passes, and of a third one for what it computes again.
     again = flops("backward", "matmul") / (flops("forward", "matmul") or 1.0) - 2
-    has_scores = not flops("forward", "attention", "whole_attention")
+    scores = {} if flops("forward", "attention", "whole_attention") else {"scores_moved": 14.0, "scores_kept": 8.0}
     return LaidOutDecoder(
         shape=shape,
         cluster=Cluster(device=cluster.device, per_host=run.world),
@@ -171,7 +171,7 @@ def as_typed(run: ForeseenRun, shape: DecoderShape, cluster: Cluster, writing: W
         recomputed=shape.layers * max(0, min(2, round(2 * again))) // 2,
         divides_vocabulary=False,
         by_deepspeed=True,
-        writing=writing or (Writing(scores_moved=14, scores_kept=8) if has_scores else Writing()),
+        writing=writing or Writing(torch=run.versions.get("torch", ""), **scores),
         zero=run.ds_config.get("zero_optimization") or {},
     )
 
@@ -271,8 +271,8 @@ def _planned(each: LaidOutDecoder, capacity: float) -> PlannedLayout:
 LAYOUTS_BY = (
     "Layouts are foreseen by formulas. What a layer computes and keeps comes from your program's run. On public grids "
     "of other frameworks, the best of the first three of such a list is 2 % slower than the best of all at the mean up "
-    "to four hosts, and 24 % beyond. There small micro-batches and pipelines were far slower than foreseen, and 45 % "
-    "of launches outside the interval (17 % up to four). Offload, and AutoTP with other groups, are not in the list."
+    "to four hosts, and 27 % beyond. There small micro-batches and pipelines were far slower than foreseen, and 51 % "
+    "of launches outside the interval (22 % up to four). Offload, and AutoTP with other groups, are not in the list."
 )
 """How sure the table is: `python -m benchmarks.replay.layouts`."""
 

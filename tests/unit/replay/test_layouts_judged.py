@@ -37,6 +37,6 @@ def test_a_world_that_nothing_was_found_on_is_foreseen_on_one_host() -> None:
     """The order of layouts and the speed of the Ultra-Scale Playbook's 8 B on eight devices."""
     found = judged(next(rows for key, rows in read_worlds(GRIDS).items() if key[0].startswith("Llama 8B")))
     assert found["hosts"] == 1
-    assert found["speed_error"] < 0.1
+    assert found["speed_error"] < 0.15
     assert found["regret_of_named"] == 0.0
     assert found["order_of_layouts"] > 0.8
