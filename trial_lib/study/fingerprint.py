@@ -26,6 +26,7 @@ from zerotune.trial_lib.messages.secrets import redact
 from zerotune.trial_lib.records.candidate import FrozenRecord
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.result import TrialResult
+from zerotune.trial_lib.search.knobs import leaves
 from zerotune.trial_lib.study.folder import read_record_file
 from zerotune.trial_lib.study.setup import StudySetup
 
@@ -247,13 +248,7 @@ def _model(profile: ModelProfile) -> dict[str, str]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = str(value)
-    return flat
+    return {path: str(value) for path, value in leaves(values, prefix)}
 
 
 # Edits while a study runs: each trial starts from the files as they are at that time

@@ -1,12 +1,10 @@
 """The place of MLflow's runs, and the way to look at them."""
 
-import functools
 import os
 import re
 import shlex
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -27,8 +25,7 @@ def default_tracking_uri(work_dir: Path) -> str:
     """The tracking URI of MLflow's usual variable, or else that of a SQLite store in the work folder.
 
     A relative path is relative to the work folder, because the working directory of a worker's run is removed
-    afterwards. Raises InputError if the variable names a file store, which MLflow no longer writes to, and as `in_uri`
-    does.
+    afterwards. Raises InputError if the variable names a file store, which MLflow no longer writes to.
     """
     uri = os.environ.get(_VARIABLE)
     if not uri:
@@ -47,26 +44,8 @@ def default_tracking_uri(work_dir: Path) -> str:
 
 
 def in_uri(path: Path) -> str:
-    """A path for the URI of a database, quoted. Raises InputError if SQLAlchemy has no way to write it."""
-    if _is_unquoted():
-        return re.sub(r"[%?#]", lambda found: quote(found[0]), str(path))
-    if "?" in str(path):
-        raise InputError(
-            "SQLAlchemy before 2.1 cannot open a database in a folder with `?` in its name.",
-            where=str(path),
-            remedy="Rename the folder, or use Python 3.11 or later.",
-        )
-    return str(path)
-
-
-@functools.cache
-def _is_unquoted() -> bool:
-    # Whether SQLAlchemy unquotes the path of a database. It does since 2.1, which needs Python 3.11.
-    try:
-        return tuple(map(int, version("sqlalchemy").split(".")[:2])) >= (2, 1)
-    except PackageNotFoundError:
-        # This opens no database.
-        return True
+    """A path for the URI of a database, quoted."""
+    return re.sub(r"[%?#]", lambda found: quote(found[0]), str(path))
 
 
 def _sqlite_uri(path: str) -> str:
@@ -78,7 +57,7 @@ def sqlite_file(tracking_uri: str) -> Path | None:
     for prefix in (_SQLITE, _SQLITE_DRIVER):
         if tracking_uri.startswith(prefix):
             path = tracking_uri.removeprefix(prefix).partition("?")[0]
-            return Path(unquote(path) if _is_unquoted() else path).absolute()
+            return Path(unquote(path)).absolute()
     return None
 
 

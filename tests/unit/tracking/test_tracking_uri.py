@@ -4,7 +4,6 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
-import sqlalchemy
 from sqlalchemy import make_url
 
 from zerotune.trial_lib.messages.errors import InputError
@@ -108,10 +107,6 @@ def test_importing_the_tracker_does_not_import_mlflow() -> None:
 def test_a_store_stands_in_its_folder_whatever_that_is_called(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "?" in name and sqlalchemy.__version__.startswith("2.0."):
-        with pytest.raises(InputError, match=r"with `\?` in its name"):
-            default_tracking_uri(tmp_path / name)
-        return
     folder = tmp_path / name
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert sqlite_file(default_tracking_uri(folder)) == folder / "mlflow.db"
@@ -125,16 +120,6 @@ def test_a_study_that_was_put_elsewhere_has_its_store_beside_it() -> None:
     assert work_dir_of(Path("/w/zerotune-studies/s-1")) == Path("/w")
     assert work_dir_of(Path("/w/zerotune-experiments/e-1")) == Path("/w")
     assert work_dir_of(Path("/backups/s-1")) == Path("/backups")
-
-
-def test_an_older_sqlalchemy_refuses_what_it_cannot_open_and_takes_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("zerotune.trial_lib.tracking.tracking_uri._is_unquoted", lambda: False)
-    assert default_tracking_uri(tmp_path / "a#b") == f"sqlite:///{tmp_path}/a#b/mlflow.db"
-    with pytest.raises(InputError, match=r"with `\?` in its name"):
-        default_tracking_uri(tmp_path / "what?")
 
 
 def test_in_an_environment_of_its_own_the_command_names_zerotunes_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
