@@ -14,11 +14,11 @@ from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BA
 
 # DeepSpeed's refusals of a configuration as sentences: the key, the fault and the remedy.
 
-# "3 validation errors for DeepSpeedZeroConfig", by pydantic 1 and 2.
+# "3 validation errors for DeepSpeedZeroConfig".
 _VALIDATION = re.compile(r"\d+ validation errors? for (\w+)\n")
-# `  Input should be ... [type=int_parsing, input_value='2e8', input_type=str]`, or `  ... (type=value_error.extra)`.
-_COMPLAINT = re.compile(r"  (?P<what>\S.*?)(?: \[type=(?P<type>[\w.]+).*\]| \(type=(?P<old_type>[\w.]+).*\))?$")
-_UNKNOWN = ("extra_forbidden", "value_error.extra")
+# `  Input should be ... [type=int_parsing, input_value='2e8', input_type=str]`.
+_COMPLAINT = re.compile(r"  (?P<what>\S.*?)(?: \[type=(?P<type>[\w.]+).*\])?$")
+_UNKNOWN = "extra_forbidden"
 _LINK = re.compile(r" ?See https?://\S+|\n.*", re.DOTALL)
 _LONGEST = 300  # characters of DeepSpeed's own words
 # "Input should be 0, 1, 2, 3 or 3": DeepSpeed's stages have two names for the last one.
@@ -61,9 +61,8 @@ def complaints_in(text: str) -> list[Complaint]:
         if not line.startswith(" "):
             key = line.strip()
         elif key and not line.startswith("    ") and (said := _COMPLAINT.match(line)):
-            is_unknown = (said["type"] or said["old_type"]) in _UNKNOWN
-            steps = tuple(re.split(r"\.| -> ", key))
-            complaints.append(Complaint(steps, "" if is_unknown else _CHOICES.sub(_each_once, said["what"])))
+            what = "" if said["type"] == _UNKNOWN else _CHOICES.sub(_each_once, said["what"])
+            complaints.append(Complaint(tuple(key.split(".")), what))
             key = ""
     return complaints
 
