@@ -92,6 +92,54 @@ def test_one_that_is_in_doubt_from_the_beginning_is_ended_and_is_no_longer_asked
         assert judged["refusals"]
 
 
+# A library registers an operator with torch, and then asks for a device, which the server of foreseen runs has not.
+LIBRARY = """
+import torch
+library = torch.library.Library("of_a_test", "FRAGMENT")
+library.define("twice(Tensor a) -> Tensor")
+@torch.library.impl(library, "twice", "CPU")
+def twice(a):
+    return 2 * a
+from . import devices
+"""
+LIBRARY_RANK = """
+import os
+def run(payload, rank):
+    import trainer
+    print(trainer.COUNT, trainer.registers.devices.__name__, flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_library_that_the_server_has_begun_and_left_is_imported_by_a_rank_as_for_the_first_time(
+    tmp_path: Path,
+) -> None:
+    texts = {
+        "registers/__init__": LIBRARY,
+        "registers/devices": "import torch\nCOUNT = torch.cuda.device_count()",
+        "trainer": "import registers\nCOUNT = registers.devices.COUNT",
+        "library_rank": LIBRARY_RANK,
+    }
+    (tmp_path / "registers").mkdir()
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    environment = {**rank_environment(), "PYTHONPATH": str(tmp_path), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    notes: list[str] = []
+    server = str(tmp_path / "server.log")
+    starter = WarmStarter(sys.executable, [], environment, server, notes.append, without=["pynvml"])
+    log = tmp_path / "rank0.log"
+    request = LaunchRequest(
+        sys.executable, "library_rank:run", {}, str(tmp_path), [RankRequest(environment, str(log), [])], deadline_s=60.0
+    )
+    with contextlib.closing(starter):
+        starter.start()
+        starter.prime(["registers.devices", "registers", "trainer"])
+        assert starter.launch(request).wait().statuses == [0], log.read_text()
+    assert log.read_text().split() == ["0", "registers.devices"]
+    assert notes == []
+
+
 BLAS_RANK = """
 import os, threadpoolctl
 def run(payload, rank):

@@ -270,15 +270,15 @@ _WHY = "A module or a cache may keep the answer, and a foreseen rank has a devic
 _DEVICES: Table = (Patch("torch", " ".join(_ASKS), _WHY, around(_left_to_ranks), may_lack=True),)
 
 
-def import_all(imported: Sequence[Import], left_out: set[str], is_foreseeing: bool = False) -> str | None:
+def import_all(imported: Sequence[Import], left_out: set[str], is_foreseeing: bool = False) -> str | set[str]:
     """Imports modules in their order. A module that fails, or needs one that is left out, is left to the ranks.
 
-    Returns:
-        The module whose import has made forks of this process unsafe, or None.
+    Returns the one that has made forks unsafe, or those that have run in part. What these have left, such as operators
+    of torch, a second run of them may meet.
     """
     # Before any code of the program's own, only what is imported has set variables.
     leads = all(isinstance(each, str) and " " in each for each in imported)
-    refused = set(left_out)
+    refused, begun = set(left_out), set[str]()
     with (
         _watched(refused) as failed,
         installed(_DEVICES if is_foreseeing else ()),
@@ -301,22 +301,20 @@ def import_all(imported: Sequence[Import], left_out: set[str], is_foreseeing: bo
                     break
             except _SpoiltError as spoilt:
                 return str(spoilt)
-            except (Exception, SystemExit, _LeftOutError):  # noqa: BLE001 - the rank that needs it will say so
-                failed -= sys.modules.keys()
-                _forget_submodules(failed)
+            except (Exception, SystemExit, _LeftOutError) as error:  # noqa: BLE001 - the rank that needs it will say so
+                # If an importer has handled an error, it does so in a rank too.
+                chain = set(map(id, _chain_of(error)))
+                begun |= {name for name, why in failed.items() if id(why) in chain}
                 # What needs them would only fail as late, and as often.
-                refused |= failed
+                refused |= begun
     note_names()
-    return None
+    return begun
 
 
-def _forget_submodules(packages: Iterable[str]) -> None:
-    # Lets a rank import these packages as for the first time. Python drops a package whose import fails, but none of
-    # its submodules. If such a submodule is there when the package is imported again, it is no attribute of the
-    # package.
-    within = tuple(f"{package}." for package in packages)
-    for name in [name for name in sys.modules if name.startswith(within)]:
-        del sys.modules[name]
+def _chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _is_of_installed(statement: str) -> bool:
@@ -355,13 +353,11 @@ def _own_environment(changes: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched(left_out: set[str]) -> Iterator[set[str]]:
-    """Checks after each module, the innermost first, whether a fork is still safe.
-
-    Yields:
-        A set that gets the names of modules whose import fails.
+def _watched(left_out: set[str]) -> Iterator[dict[str, BaseException]]:
+    """Checks after each module, the innermost first, whether a fork is still safe. Yields a dictionary that gets the
+    errors of modules whose import fails, by their names.
     """
-    failed: set[str] = set()
+    failed: dict[str, BaseException] = {}
 
     def refusing(create: Callable[..., Any]) -> Callable[..., Any]:
         def create_module(loader: Any, spec: Any) -> Any:
@@ -375,8 +371,8 @@ def _watched(left_out: set[str]) -> Iterator[set[str]]:
         def exec_module(loader: Any, module: Any) -> None:
             try:
                 execute(loader, module)
-            except BaseException:
-                failed.add(module.__name__)
+            except BaseException as error:
+                failed[module.__name__] = error
                 raise
             if doubt():
                 raise _SpoiltError(module.__name__)
@@ -399,9 +395,9 @@ _GUARDS_S = 2.0
 # This program waits for the end of one child, and reaps the others.
 _WAIT = "import os, sys\nwhile os.wait()[0] != int(sys.argv[1]): pass"
 _STANDARD_STREAMS = 2
-# If more modules than these make forks unsafe, all of the code's imports are left to the ranks.
-_MOST_LEFT_OUT = 5
-# What a spoilt server tells the fork that takes over, in the place of a module's name.
+# If the server has to begin again more often, all of the code's imports are left to the ranks.
+_MOST_TIMES = 5
+# What a server tells the fork that takes over, in the place of modules' names.
 _TOO_LONG = "*"
 _LEAST_S = 0.001
 
@@ -423,6 +419,7 @@ class ForkServer:
     def __init__(self, driver: socket.socket) -> None:
         self._driver = driver
         self._guards: set[int] = set()
+        self._spoilers: list[str] = []
         self._left_out: set[str] = set()
 
     def serve(self) -> None:
@@ -444,13 +441,11 @@ class ForkServer:
                 self._launch(message["launch"], descriptors)
 
     def import_safely(self, imported: Sequence[Import], without: set[str], patience_s: float = 0.0) -> None:
-        """Imports modules while a fork stands by. If a module makes forks unsafe, the fork takes over.
-
-        The fork leaves out the module that spoilt its parent. If too many modules do so, or if the imports take too
-        long, it leaves out all of them.
+        """Imports modules while a fork stands by. If a module makes forks unsafe, or runs in part, the fork takes over,
+        and leaves it out. One fork too many leaves out all of them, and so does one whose imports take too long.
         """
         ends_at = time.monotonic() + patience_s
-        before = len(self._left_out)
+        times, before = 0, len(self._spoilers)
         takes_too_long = False
         while True:
             # The fork that stands by waits for a word on the pipe. Without one it ends with this process's imports.
@@ -466,8 +461,11 @@ class ForkServer:
                 if not word:
                     os._exit(0)
                 self._guards.clear()
+                times += 1
                 takes_too_long = word == _TOO_LONG
-                self._left_out |= set() if takes_too_long else {word}
+                found: str | list[str] = [] if takes_too_long else json.loads(word)
+                self._spoilers += [found] if isinstance(found, str) else []
+                self._left_out.update([found] if isinstance(found, str) else found)
                 continue
             os.close(listen)
 
@@ -476,19 +474,19 @@ class ForkServer:
                 self._stand_aside(to)
 
             # The imports. The fork takes over if they make this process unfit to fork, or take too long.
-            leaves_all = takes_too_long or len(self._left_out) > _MOST_LEFT_OUT
+            leaves_all = takes_too_long or times > _MOST_TIMES
             with _importing(), _in_time(ends_at if patience_s and not leaves_all else None, hand_over):
-                spoilt_by = None if leaves_all else import_all(imported, self._left_out | without, bool(without))
-            if spoilt_by:
-                hand_over(spoilt_by)
+                unfit = "" if leaves_all else import_all(imported, self._left_out | without, bool(without))
+            if unfit:
+                hand_over(json.dumps(unfit if isinstance(unfit, str) else sorted(unfit)))
             os.close(tell)
             os.waitpid(reserve, 0)
             break
         if takes_too_long:
             self._note(f"the code's imports took more than {patience_s:g} s: they are left to the ranks")
-        elif len(self._left_out) > before:
-            names = ", ".join(sorted(self._left_out))
-            what = "all of the code's imports" if len(self._left_out) > _MOST_LEFT_OUT else "what imports them"
+        elif len(self._spoilers) > before:
+            names = ", ".join(sorted(self._spoilers))
+            what = "all of the code's imports" if times > _MOST_TIMES else "what imports them"
             self._note(f"the fork server could not fork with {names}: these and {what} are paid in each trial")
 
     def _stand_aside(self, successor: int) -> None:
