@@ -129,6 +129,17 @@ def test_a_program_that_calls_deepspeeds_launcher_as_a_function_is_followed(fold
     assert list(follow(folder, "python deepy.py --x").words) == words.split()
 
 
+def test_ranks_of_torchs_launcher_are_known_before_they_run(folder: Path) -> None:
+    """As Accelerate calls it. What a rank imports takes long, and its command is known without."""
+    calls = (
+        "import sys\nfrom torch.distributed.run import main\nmain(['--nproc_per_node=2', 'train.py', *sys.argv[1:]])"
+    )
+    (folder / "calls.py").write_text(calls)
+    (folder / "train.py").write_text("open('after', 'w')\n")
+    words = "OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 train.py --x"
+    assert list(follow(folder, "python calls.py --x").words) == words.split()
+
+
 def test_a_mapped_file_that_the_command_does_not_name_is_refused_with_what_to_do_instead(folder: Path) -> None:
     (folder / "small.yml").write_text("micro: 4\n")
     told = followed(["python", "launcher.py", "small.yml"], folder, lambda sentence: None, mapped=["small.yml:micro"])

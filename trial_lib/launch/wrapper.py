@@ -23,7 +23,7 @@ from zerotune.trial_lib.inputs.launchers import launcher_in, python_target
 from zerotune.trial_lib.inputs.program_code import may_start_ranks, mentions, module_file
 from zerotune.trial_lib.launch import in_wrapper
 from zerotune.trial_lib.launch.in_wrapper.shim import ELSEWHERE, without_shims, write_shims
-from zerotune.trial_lib.launch.in_wrapper.sitecustomize import ARRIVED
+from zerotune.trial_lib.launch.in_wrapper.sitecustomize import ARRIVED, OF_TORCHRUN
 from zerotune.trial_lib.launch.processes.watchdog import TiedProcess, bound_logs
 
 _POLL_S = 0.05
@@ -85,6 +85,7 @@ def follow_wrapper(
         shims = write_shims(arrived, environment)
         path = os.pathsep.join(filter(None, [_HOOK, environment.get("PYTHONPATH")]))
         given = {**environment, **_QUIET, "PYTHONPATH": path, ARRIVED: str(arrived)}
+        given.pop(OF_TORCHRUN, None)
         given["PATH"] = os.pathsep.join([str(shims), environment.get("PATH", os.defpath)])
         looker = _Looker(environment)
         wrapper = TiedProcess(command, given, log, folder)

@@ -15,10 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 ARRIVED = "ZEROTUNE_ARRIVED"
 """The environment variable with the path of the file that the first training writes."""
+
+OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that torch's launcher gives to its ranks, whoever calls it: torchrun, or Accelerate in its own process."""
 
 _JOINS = {"torch.distributed.distributed_c10d": "init_process_group", "deepspeed.comm.comm": "init_distributed"}
 
@@ -65,28 +68,23 @@ def _arriving(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def arrive(*args: Any, **kwargs: Any) -> None:
         asked = kwargs.get("world_size", -1)
-        ranks = asked if isinstance(asked, int) and asked > 0 else int(os.environ.get("WORLD_SIZE", "1"))
-        _tell(
-            {
-                **_started,
-                "ranks": ranks,
-                "is_worker": os.getpid() != _process or "--multiprocessing-fork" in sys.orig_argv,
-            }
-        )
-        while True:
-            time.sleep(60)
+        _arrive(asked if isinstance(asked, int) and asked > 0 else int(os.environ.get("WORLD_SIZE", "1")))
 
     return arrive
 
 
-def _tell(arrived: dict[str, Any]) -> None:
+def _arrive(ranks: int) -> NoReturn:
     # Writes the file whole, unless another process has written it.
-    path: str = arrived["environment"][ARRIVED]
+    is_worker = os.getpid() != _process or "--multiprocessing-fork" in sys.orig_argv
+    arrived = {**_started, "ranks": ranks, "is_worker": is_worker}
+    path = os.environ[ARRIVED]
     own = f"{path}.{os.getpid()}"
     with open(own, "w", encoding="ascii") as file:  # noqa: PTH123
         json.dump(arrived, file)
     with contextlib.suppress(FileExistsError):
         os.link(own, path)
+    while True:
+        time.sleep(60)
 
 
 def _run_hidden() -> None:
@@ -100,5 +98,8 @@ def _run_hidden() -> None:
 
 
 if ARRIVED in os.environ:
+    if OF_TORCHRUN in os.environ:
+        # As with a launcher that ZeroTune finds by its name. To import what the program trains with takes long.
+        _arrive(int(os.environ["WORLD_SIZE"]))
     sys.meta_path.insert(0, _Finder())
     _run_hidden()
