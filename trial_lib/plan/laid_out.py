@@ -65,6 +65,8 @@ class Writing:
         first = own.by_stage[0]
         layers = first.count(LAYER) + first.count(SPARSE)
         theirs, mine = _Passes.of(run), _Passes.of(own.as_run(first))
+        if not (theirs.forward and theirs.backward):
+            return own.writing
         again = own.recomputed / own.shape.layers
         written = replace(
             own.writing,
@@ -93,11 +95,12 @@ class _Passes:
     @classmethod
     def of(cls, run: ForeseenRun) -> "_Passes":
         last = {stretch.moment: stretch for stretch in step_of(run).last}
-        forward, backward = (_of_device(last[name]) for name in ("forward", "backward"))
+        passes = [last.get(name, Stretch(name, ())) for name in ("forward", "backward")]
+        forward, backward = map(_of_device, passes)
         others = [each for each in (*forward, *backward) if kind_of(each) not in ON_MATRIX_UNITS]
         peaks = {each.name: each for each in live_bytes(run).moments}
         left = peaks["forward"].at_end - peaks["forward"].at_begin if "forward" in peaks else 0.0
-        modules = sum(one.where != other.where for one, other in pairwise(last["forward"].operations))
+        modules = sum(one.where != other.where for one, other in pairwise(passes[0].operations))
         return cls(len(forward), len(backward), modules, sum(each.moved for each in others), left)
 
 

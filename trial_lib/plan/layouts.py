@@ -11,6 +11,7 @@ from zerotune.trial_lib.deepspeed_config.layout import (
     Layout,
     ModelShape,
     empty_stages,
+    size_of,
     undivided_devices,
     undivided_experts,
     undivided_heads,
@@ -61,18 +62,14 @@ class LayoutChoices:
         zero_stages: Collection[int],
         most: int | None = None,
     ) -> "LayoutChoices":
-        """Of the sizes that are requested, and of those that DeepSpeed's configuration sets alone.
-
-        These are AutoTP's groups, if nothing else divides the heads, and AutoEP's, if it knows the model. `run` is of
-        the program as typed.
-        """
-        values = {each.layout or _KINDS.get(each.path, ""): each.values for each in requests}
+        """Of the sizes that are requested, and of AutoTP's and AutoEP's groups if the program has no other ones."""
+        asked = {_kind(each): {size for value in each.values if (size := size_of(value))} for each in requests}
         kinds, program, typed = {each.layout for each in requests}, run.program, as_typed(run, shape, cluster)
         by_autotp = "tensor" not in kinds and typed.tensor in (1, Layout.of(run.ds_config).tensor)
         by_autoep = "expert" not in kinds and not program.get("has_experts")
 
         def sizes(kind: str, own: int, of_deepspeed: Sequence[int] = ()) -> list[int]:
-            return sorted({own, *values.get(kind, of_deepspeed)})
+            return sorted({own, *asked.get(kind, of_deepspeed)})
 
         return cls(
             tensors=sizes("tensor", typed.tensor, () if shape.experts or run.is_pipeline or not by_autotp else _GROUPS),
@@ -176,6 +173,10 @@ def as_typed(run: ForeseenRun, shape: DecoderShape, cluster: Cluster, writing: W
     )
 
 
+def _kind(request: RequestedKnob) -> str:
+    return request.layout or _KINDS.get(request.path, "")
+
+
 def _turnable(program: Mapping[str, Any], layers: int) -> set[int]:
     # How many layers a program can have recomputed.
     counts = {"none": 0, "every_second": layers // 2, "full": layers}
@@ -227,10 +228,7 @@ def with_layouts(
     requests: Sequence[RequestedKnob],
     arguments: PlanArguments,
 ) -> PlannedDevices:
-    """A table with the best layouts for a global batch (samples), or with the reason why formulas name none.
-
-    `run` is of the program as typed.
-    """
+    """A table with the best layouts of a typed program for a global batch (samples), or the reason why it has none."""
     shape = decoder_of(run)
     if isinstance(shape, str):
         return devices.model_copy(update={"notes": (*devices.notes, f"No layouts are named: {shape}.")})
@@ -292,9 +290,9 @@ def notes_on(
 def _without(every: Sequence[LaidOutDecoder], requests: Sequence[RequestedKnob]) -> Iterator[str]:
     fields = {"tensor": "tensor", "sequence": "sequence", "pipeline": "stages", "expert": "expert"}
     for each in requests:
-        kind = each.layout or _KINDS.get(each.path, "")
-        seen = {getattr(one, fields[kind]) for one in every} if kind in fields else set(each.values)
-        if lacking := [str(size) for size in each.values if size not in seen]:
+        name = fields.get(_kind(each))
+        sizes = {size for value in each.values if (size := size_of(value))} if name else set()
+        if lacking := [str(size) for size in sorted(sizes) if all(getattr(one, str(name)) != size for one in every)]:
             yield (
                 f"No layout has {each.path.removeprefix('program.')} {' or '.join(lacking)}: it does not divide the "
                 "devices, the batch, or the model."

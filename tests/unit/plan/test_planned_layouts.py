@@ -86,7 +86,7 @@ def test_a_program_has_the_groups_that_divide_its_heads_and_the_sizes_that_are_r
     assert (plain.tensors, plain.sequences, plain.pipelines, plain.experts) == ([1, 2, 4, 8], [1], [1], [1])
     asked = (
         RequestedKnob("program.--stages", (2, 4), layout="pipeline"),
-        RequestedKnob("program.--ranks", (1, 2), layout="sequence"),
+        RequestedKnob("program.RANKS", ("1", "2", None), layout="sequence"),
         RequestedKnob("tensor_parallel.autotp_size", (2,)),
     )
     some = _choices(_run(), requests=asked)
@@ -251,6 +251,8 @@ def test_a_run_shows_how_the_program_writes_a_layer() -> None:
         assert found.moved == pytest.approx(1.7, rel=0.05)
         assert found.modules == pytest.approx(14, abs=1.5)
     # What the host issues decides a small step, and each module costs at stage 3.
+    only_updates = replace(_laid_out().as_run(), moments=_laid_out().as_run().moments[-1:])
+    assert Writing.of(only_updates, _laid_out()) == Writing()
     slow = _laid_out(writing=written, shape=replace(SHAPE, hidden=256, tokens=128)).step
     assert slow.bound == "launches"
 
