@@ -169,11 +169,6 @@ class LaidOutDecoder:
         return self.by_deepspeed and not self.divides_vocabulary
 
     @property
-    def _of_head(self) -> int:
-        # AutoTP divides the output layer and gathers the logits (`colwise_gather_output` in transformers' plans).
-        return self.tensor if self._is_by_autotp else self._of_vocabulary
-
-    @property
     def _scores(self) -> float:
         # Of all heads of a layer, in numbers.
         return self.shape.heads * self._tokens * self.shape.tokens
@@ -268,7 +263,8 @@ class LaidOutDecoder:
         if not self.by_deepspeed or not self.zero_stage:
             return 0.0
         buckets = 2 if self.zero.get("overlap_comm") and self.zero_stage < 3 else 1
-        return buckets * 2 * self._of_zero("reduce_bucket_size", _REDUCED) + self.gathered
+        size = buckets * (6 if self.sequence > 1 else 2)
+        return size * self._of_zero("reduce_bucket_size", _REDUCED) + self.gathered
 
     @property
     def gathered(self) -> float:
@@ -283,7 +279,8 @@ class LaidOutDecoder:
     def _parameters(self, part: str) -> float:
         # Of a part, on a rank that has gathered them.
         if part in (HEAD, EMBEDDING):
-            return self.shape.of_head_matrix / (self._of_head if part == HEAD else self._of_vocabulary)
+            # AutoTP divides the output layer alone and gathers the logits (`colwise_gather_output` of transformers).
+            return self.shape.of_head_matrix / (self.tensor if part == HEAD else self._of_vocabulary)
         if part not in (LAYER, SPARSE):
             return 0.0
         return self.shape.shared_parameters(part) / self.tensor + self.shape.expert_parameters(part) / self.expert
@@ -325,6 +322,8 @@ class LaidOutDecoder:
         for index in range(shown):
             log.begin("forward", index)
             self._send(log)
+            for part in held[len(layers) :]:
+                self._gather(log, part)
             for part in layers:
                 self._layer(log, part)
             for _ in range(heads):
@@ -382,7 +381,10 @@ class LaidOutDecoder:
     def _reduce(self, log: "_Log", part: str) -> None:
         scatters = self.zero_stage > 2 or (self.zero_stage and not self.by_deepspeed)
         for parameters, sharing, apart in self._by_group([part]):
-            size = self.gradient_bytes * parameters
+            # Under Ulysses DeepSpeed copies gradients into 32 bits and back (`seq_parallel_communication_data_type`).
+            size = (4 if self.sequence > 1 else self.gradient_bytes) * parameters
+            if self.sequence > 1:
+                log.add("copy", 0, 12 * parameters)
             log.add("reduce_scatter" if scatters else "all_reduce", 0, size, ranks=sharing, apart=apart)
 
     def _gather(self, log: "_Log", part: str) -> None:
@@ -426,12 +428,13 @@ class LaidOutDecoder:
             log.add("matmul", 2 * tokens * weight, moved)
 
     def _exchange_heads(self, log: "_Log") -> None:
-        # Ulysses: queries, keys and values go to the ranks that have their heads, and come back mixed. Fewer key-value
-        # heads than ranks are repeated.
+        # Ulysses: queries, keys and values go to the ranks that have their heads, and come back mixed. Each is put in
+        # order three times (`UlyssesSPAttentionHF.forward`). Fewer key-value heads than ranks are repeated.
         if self.sequence == 1:
             return
         keys = max(self.shape.kv_heads, self.sequence) * self.shape.of_head
         for size in (self.shape.of_queries, keys, keys, self.shape.of_queries):
+            log.add("copy", 0, 12 * self._tokens * size)
             log.add("all_to_all", 0, 2 * self._tokens * size, ranks=self.sequence, apart=1)
 
     def _mix(self, log: "_Log", backward: bool) -> None:
@@ -462,12 +465,9 @@ class LaidOutDecoder:
             self._product(log, matrices * of_one, sent, times, shape.experts / self.expert)
 
     def _head(self, log: "_Log", backward: bool = False) -> None:
-        if not backward:
-            self._gather(log, HEAD)
-        of_head = self.shape.of_head_matrix * self.tensor / self._of_head
-        self._product(log, of_head, self._tokens, 2 if backward else 1)
+        self._product(log, self.shape.of_head_matrix, self._tokens, 2 if backward else 1)
         logits = self._tokens * self.shape.vocabulary
-        if not backward and (self.gathers or self._of_head > self._of_vocabulary):
+        if not backward and (self.gathers or self._is_by_autotp):
             log.add("all_gather", 0, 2 * logits, ranks=self.tensor, apart=1)
         log.add("loss", 0, 10 * logits / (1 if self.gathers else self._of_vocabulary), _SINGLE)
 

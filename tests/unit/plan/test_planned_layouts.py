@@ -195,7 +195,8 @@ def test_zero_and_tensor_parallelism_share_what_they_are_to_share() -> None:
     assert by_autotp - states(tensor=8) == pytest.approx(16 * 7 / 8 * vocabulary / SHAPE.parameters, rel=1e-3)
     # Ulysses leaves all parameters whole, and ZeRO divides their states over the ranks of all replicas.
     assert _laid_out(sequence=4).states == _laid_out().states
-    assert _laid_out(sequence=4, zero_stage=1).states == _laid_out(zero_stage=1).states
+    # Its gradients are summed in 32 bits, in a bucket of 5e8 of them.
+    assert _laid_out(sequence=4, zero_stage=1).states == _laid_out(zero_stage=1).states + 4 * 5e8
     # Experts are divided. At stage 1 their states are shared by the ranks that have the same ones.
     of_experts = 16 * MIXTRAL.all_experts * MIXTRAL.layers
 
@@ -237,7 +238,7 @@ def test_each_layout_has_the_transfers_of_its_kind() -> None:
         *(0, 0, 34, 0)
     ]
     of_stage_3 = _collectives(_laid_out(zero_stage=3, accumulation=2))
-    assert of_stage_3["forward"] == {"all_gather": 33}
+    assert of_stage_3["forward"] == {"all_gather": 34}
     # Those of the last layers are still there.
     assert of_stage_3["backward"] == {"all_gather": 28, "reduce_scatter": 34}
 
