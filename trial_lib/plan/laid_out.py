@@ -409,7 +409,6 @@ class LaidOutDecoder:
         if part == SPARSE:
             self._experts(log, times)
         self._sum_up(log, width, 2 if backward else 1)
-        # Norms, rotations, gates and sums.
         of_ffn = up / (2 * shape.hidden) + (shape.chosen * shape.expert_ffn if part == SPARSE else 0)
         norms = 2 * width * self.writing.norm_moved * times
         moved = (norms + 12 * width) / self._shared
