@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from case_fixtures import quick_first
 from plan_fixtures import plan_folder
 from report_fixtures import STUDY_ID, recorded_study, study_with_failures
 
@@ -70,7 +71,7 @@ def test_a_study_that_was_cut_short_says_so(tmp_path: Path) -> None:
     assert shown.stdout.startswith("Interrupted: 35 trials ended so far.")
 
 
-@pytest.mark.parametrize("named", ["no/such/folder", "nothing", "."])
+@pytest.mark.parametrize("named", quick_first(1, ["no/such/folder", "nothing", "."]))
 def test_what_is_no_study_is_bad_input(named: str, tmp_path: Path) -> None:
     shown = show(tmp_path, named)
     assert shown.returncode == 2
@@ -78,6 +79,7 @@ def test_what_is_no_study_is_bad_input(named: str, tmp_path: Path) -> None:
     assert shown.stderr.startswith("zerotune: ")
 
 
+@pytest.mark.long
 def test_a_report_that_is_missing_is_written(tmp_path: Path) -> None:
     paths = recorded_study(tmp_path)
     assert not paths.report.exists()

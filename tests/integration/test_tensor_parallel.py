@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from zerotune.trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from zerotune.trial_lib.launch.starters import WarmStarter
 from zerotune.trial_lib.launch.trial import TrialPlan
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
@@ -14,6 +15,11 @@ from zerotune.trial_lib.records.result import Outcome, TrialResult
 
 SCRIPT, GLOBAL_BATCH = "divided/train.py", 4
 FEW = StepWindow(start_step=2, end_step=4, max_steps=3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _primed(warm_starter: WarmStarter) -> None:
+    warm_starter.prime(["transformers", "transformers.models.llama.modeling_llama"])
 
 
 def plan(trials: Any, group: int, *arguments: str, stage: int = 1, **options: Any) -> TrialPlan:
@@ -82,6 +88,7 @@ def test_the_profile_of_a_divided_model_is_that_of_the_whole(trials: Any) -> Non
     assert divided.activation_mem_per_gpu < whole.activation_mem_per_gpu
 
 
+@pytest.mark.long
 def test_a_loader_that_divides_the_data_over_all_ranks_is_named_and_not_measured(trials: Any) -> None:
     result = trials.start(plan(trials, 2, "--over", "ranks")).result()
     assert result.outcome is Outcome.INVALID

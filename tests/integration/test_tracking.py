@@ -316,6 +316,7 @@ def test_a_server_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
         assert time.monotonic() - started < 2
 
 
+@pytest.mark.long
 def test_the_tracker_sends_what_is_there_at_close(server: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=1, study_id="tracked")
     tracker = Tracker(lambda: StudySync(paths, server), server)

@@ -18,7 +18,7 @@ from study_fixtures import Zerotune
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.inputs.accelerate import CONFIG_VARIABLE, without_deepspeed
-from zerotune.trial_lib.launch.starters import rank_environment
+from zerotune.trial_lib.launch.starters import WarmStarter, rank_environment
 from zerotune.trial_lib.launch.trial import TrialPlan
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.messages.turned import BESIDE
@@ -128,7 +128,8 @@ def expect_alike(
     return with_it, without
 
 
-def test_a_trainer_trains_alike_by_ddp_whatever_its_flag_says(trials: Trials) -> None:
+def test_a_trainer_trains_alike_by_ddp_whatever_its_flag_says(trials: Trials, warm_starter: WarmStarter) -> None:
+    warm_starter.prime(["transformers", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2"])
     options = {"model_dir": ANY, "config_flag": "--deepspeed", "purpose": Purpose.CONFIRM, **BATCH}
     words = ("trainer.py", "--hidden_size", "64", "--dropout", "0", "--max_steps", "30", *TRAINER_FLAGS)
     base = json.loads((ANY / "ds_auto.json").read_text())
@@ -195,6 +196,7 @@ def typed(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) 
     return zerotune.on_servers(server.api_url, empty_store)
 
 
+@pytest.mark.long
 def test_a_program_that_makes_its_engine_itself_is_refused_before_anything_starts(typed: Zerotune) -> None:
     command = ("deepspeed", "--num_gpus", "2", "raw_flag.py", "--deepspeed_config", "ds_config.json")
     ended = typed.run("tune", "--beside", "ddp,fsdp2", "--", *command)

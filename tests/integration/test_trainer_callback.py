@@ -100,6 +100,7 @@ def test_a_stopped_trainer_saves_and_is_resumed(trainings: Trainings) -> None:
     assert training.finished["latest_checkpoint"] == "batch-00000003"
 
 
+@pytest.mark.long
 def test_without_transformers_the_callback_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['transformers'] = None\n"

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from case_fixtures import quick_first
 from training_fixtures import DS_CONFIG, EXAMPLES, Trainings, hparams
 
 # -- batches, epochs, lengths ----------------------------------------------------------------------------------------
@@ -18,7 +19,9 @@ def test_train_batch_is_called_for_each_micro_batch_and_counts_as_one_batch(trai
 
 
 @pytest.mark.parametrize(
-    ("length", "batches"), [({"batches": 5}, 5), ({"records": 10}, 3), ({"epochs": 2}, 8)], ids=lambda value: str(value)
+    ("length", "batches"),
+    quick_first(1, [({"batches": 5}, 5), ({"records": 10}, 3), ({"epochs": 2}, 8)]),
+    ids=lambda value: str(value),
 )
 def test_a_length_counts_batches_records_or_epochs(trainings: Trainings, length: dict[str, int], batches: int) -> None:
     # A batch is 4 samples, an epoch 16.
@@ -193,14 +196,17 @@ def test_a_wrong_return_is_named(trainings: Trainings, returns: str, message: st
 
 @pytest.mark.parametrize(
     ("misbehaves", "message"),
-    [
-        ("mpu before the engine", "set_mpu was called before an engine is registered"),
-        ("mpu twice", "set_mpu was called twice"),
-        ("no engine", "has registered no engine"),
-        ("wraps the module", "the first of what deepspeed.initialize returns"),
-        ("wraps twice", "the same engine twice"),
-        ("asks too early", "There is no current batch before the training starts"),
-    ],
+    quick_first(
+        3,
+        [
+            ("mpu before the engine", "set_mpu was called before an engine is registered"),
+            ("mpu twice", "set_mpu was called twice"),
+            ("no engine", "has registered no engine"),
+            ("wraps the module", "the first of what deepspeed.initialize returns"),
+            ("wraps twice", "the same engine twice"),
+            ("asks too early", "There is no current batch before the training starts"),
+        ],
+    ),
 )
 def test_a_misuse_of_the_context_is_named(trainings: Trainings, misbehaves: str, message: str) -> None:
     training = trainings.run("Misbehaves", hparams=hparams(trainings, misbehaves=misbehaves))

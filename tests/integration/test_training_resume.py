@@ -71,6 +71,7 @@ def test_a_killed_training_resumes_with_the_same_losses_to_the_last_bit(training
     assert resumed.metric("validation_loss", "validation") == whole.metric("validation_loss", "validation")
 
 
+@pytest.mark.long
 def test_a_training_of_two_engines_resumes_with_the_same_losses(trainings: Trainings) -> None:
     example = EXAMPLES / "gan_two_engines"
     config = json.loads((example / "ds_config.json").read_text())
@@ -160,6 +161,7 @@ def test_a_pipeline_takes_a_batch_in_one_call_and_finds_its_data_itself(training
         assert [line for line in said if line.startswith("evaluate_batch")] == ["evaluate_batch 0", "evaluate_batch 1"]
 
 
+@pytest.mark.long
 def test_a_stage_in_the_middle_of_a_pipeline_builds_no_loader_and_reports_nothing(trainings: Trainings) -> None:
     training = trainings.run("TwoStages", slots=3, ds_config=PIPELINE, length={"batches": 2})
     assert training.succeeded, "\n".join(training.logs)
@@ -167,6 +169,7 @@ def test_a_stage_in_the_middle_of_a_pipeline_builds_no_loader_and_reports_nothin
     assert sorted(training.metric("loss")) == [1, 2]
 
 
+@pytest.mark.long
 def test_a_pipeline_resumes_with_the_same_losses(trainings: Trainings) -> None:
     options: dict[str, Any] = {"slots": 2, "ds_config": PIPELINE}
     whole = trainings.run("TwoStages", "whole", length={"batches": 6}, checkpoint_period={"batches": 3}, **options)

@@ -285,6 +285,7 @@ def test_a_model_that_is_read_before_the_process_group_exists_trains_at_stage_3(
         assert trials.driver.state.results[2].outcome is Outcome.COMPLETED
 
 
+@pytest.mark.long
 def test_a_configuration_that_only_the_program_finds_is_what_the_engine_got(tmp_path: Path) -> None:
     """ms-swift's `--deepspeed zero2` names a file of the package."""
     need(2)
