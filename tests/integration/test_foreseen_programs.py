@@ -49,6 +49,7 @@ def test_the_length_of_the_whole_training_is_that_of_its_trainer(name, foreseein
     assert (run.stopped, run.program["whole_steps"]) == ("", 60)
 
 
+@pytest.mark.long
 def test_ranks_that_share_a_sample_are_of_one_replica(foreseeing_starter):
     """ZeRO partitions over all of them. A step sends the tokens of a sample around, and reduces gradients."""
     run = foresee_row(ROWS["sequences.py --sequence-ranks 2"], foreseeing_starter)

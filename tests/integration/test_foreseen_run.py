@@ -99,6 +99,7 @@ def test_stage_3_gathers_parameters_on_a_stream_of_its_own(foreseen):
     assert not any(each.stream for each in run.storages if KINDS[each.kind] == "input")
 
 
+@pytest.mark.long
 def test_quantised_weights_are_gathered_in_bytes_and_gradients_exchanged_in_half_bytes(foreseen):
     def moved(**zero):
         section = {"stage": 3, "stage3_param_persistence_threshold": 0, **BUCKETS, **zero}

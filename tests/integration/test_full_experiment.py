@@ -130,6 +130,7 @@ def test_a_stopped_training_is_resumed_in_the_same_folder_and_the_same_run(folde
         resume_newest(arguments, folder.root)
 
 
+@pytest.mark.long
 @pytest.mark.devices(2)
 def test_a_script_trains_to_its_end_with_the_configuration_merged_in(folder: Folder) -> None:
     arguments = folder.write_script(

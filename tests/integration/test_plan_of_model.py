@@ -11,6 +11,8 @@ from tests.study_fixtures import Zerotune
 from zerotune.trial_lib.plan.plan_record import PlanArguments, PlanPaths, PlanRecord
 from zerotune.trial_lib.study.model_program import with_program
 
+pytestmark = pytest.mark.long
+
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 MODELS = {
@@ -35,8 +37,6 @@ MODELS = {
     ),
 }
 
-SHORT = ("encoder-decoder",)
-
 
 def configuration(kind):
     # Here, because every worker imports every file of tests.
@@ -51,9 +51,7 @@ def written(kind, folder):
     return with_program(PlanArguments(model=folder / f"{kind}.json"), folder).model_dir
 
 
-@pytest.mark.parametrize(
-    "kind", [*SHORT, *(pytest.param(kind, marks=pytest.mark.long) for kind in MODELS if kind not in SHORT)]
-)
+@pytest.mark.parametrize("kind", MODELS)
 def test_the_program_trains_without_zerotune(kind, tmp_path):
     words = "--use_cpu --max_steps 2 --output_dir out --report_to none --save_strategy no --length 16 --logging_steps 1"
     trained = subprocess.run(
@@ -67,7 +65,6 @@ def test_the_program_trains_without_zerotune(kind, tmp_path):
     assert "'train_loss'" in trained.stdout
 
 
-@pytest.mark.long
 def test_an_unknown_architecture_is_one_sentence(tmp_path):
     (tmp_path / "new.json").write_text('{"model_type": "megamodel"}')
     folder = with_program(PlanArguments(model=tmp_path / "new.json"), tmp_path).model_dir
@@ -77,7 +74,6 @@ def test_an_unknown_architecture_is_one_sentence(tmp_path):
     assert "has no architecture 'megamodel'" in ended.stderr.splitlines()[-1]
 
 
-@pytest.mark.long
 def test_a_model_is_planned_with_layouts_and_hours_and_its_program_stays(tmp_path, tmp_path_factory):
     zerotune = Zerotune(tmp_path, tmp_path_factory.mktemp("home"))
     (tmp_path / "tiny.json").write_text(configuration("decoder"))

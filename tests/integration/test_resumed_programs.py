@@ -54,6 +54,7 @@ def test_without_a_checkpoint_it_begins(trials: Trials, tmp_path: Path) -> None:
     assert result.program.resumed_stage is None
 
 
+@pytest.mark.long
 def test_it_is_foreseen_on_more_ranks_than_the_checkpoint_has(
     warm_starter: WarmStarter, saved: Path, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_stages_1_and_2_of_a_group_train_alike_to_the_last_digit(trials: Any) ->
     assert len(first) >= 4
 
 
+@pytest.mark.long
 def test_the_profile_of_a_divided_model_is_that_of_the_whole(trials: Any) -> None:
     once = {"purpose": Purpose.PROFILE, "window": StepWindow(1, 1, max_steps=1)}
     whole, divided = (ran(trials, plan(trials, size, **once)).profile for size in (1, 2))

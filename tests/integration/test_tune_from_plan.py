@@ -57,6 +57,7 @@ def asked_by(zerotune: Zerotune) -> list[Candidate]:
     return [event.candidate for event in events if isinstance(event, Asked) and event.purpose is Purpose.SEARCH]
 
 
+@pytest.mark.long
 def test_the_first_searched_trial_is_the_plans_answer(zerotune: Zerotune) -> None:
     plan = plan_of(zerotune)
     words = ("--plan", plan, "-m", "throughput", "-z", "1", "3", "--free-batch")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from conftest import PROGRAMS
 
+from zerotune.trial_lib.launch.starters import WarmStarter
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
@@ -51,7 +52,10 @@ def shown(trials: Any, result: TrialResult) -> tuple[list[int], set[int], set[in
     return [*map(int, graphs)], {*map(int, fused)}, {*map(int, recomputed)}, [*map(float, losses)]
 
 
-def test_the_attention_and_the_recomputed_layers_of_a_hugging_face_model_are_others(trials: Any) -> None:
+def test_the_attention_and_the_recomputed_layers_of_a_hugging_face_model_are_others(
+    trials: Any, warm_starter: WarmStarter
+) -> None:
+    warm_starter.prime(["transformers", "transformers.models.llama.modeling_llama"])
     own = ran(trials, {}, "train.py", **LLAMA)
     eager = ran(trials, {"model:attention": "eager", CHECKPOINTING: "every_second"}, "train.py", **LLAMA)
     full = ran(trials, {CHECKPOINTING: "full"}, "train.py", **LLAMA)

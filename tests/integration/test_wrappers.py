@@ -122,6 +122,7 @@ def test_a_launcher_that_is_a_module_is_followed_wherever_it_stands(folder: Path
     assert parse_entrypoint(["python", "-m", *module.split()], folder=folder, shell=dict(os.environ)).slots == 2
 
 
+@pytest.mark.long
 def test_a_program_that_calls_deepspeeds_launcher_as_a_function_is_followed(folder: Path) -> None:
     """As GPT-NeoX's `deepy.py` does."""
     (folder / "deepy.py").write_text(CALLS_THE_RUNNER)

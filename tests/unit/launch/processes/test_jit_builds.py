@@ -83,6 +83,7 @@ def test_an_op_that_is_built_again_is_told_of_as_one_that_is_new(op: Op) -> None
     assert failed.startswith("DeepSpeed's counts cannot be built: ")
 
 
+@pytest.mark.long
 def test_a_process_says_that_it_waits_for_another_that_builds(op: Op) -> None:
     with (op.builds / ".counts.zerotune.lock").open("w") as around:
         fcntl.flock(around, fcntl.LOCK_EX)
