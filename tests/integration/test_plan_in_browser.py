@@ -63,6 +63,7 @@ def test_nothing_has_to_be_scrolled_sideways(where: str, request: pytest.Fixture
     page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = false; })")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", PLACES)
 def test_every_figure_is_drawn_and_no_word_is_cut_off(where: str, request: pytest.FixtureRequest) -> None:
     page = request.getfixturevalue(where).page

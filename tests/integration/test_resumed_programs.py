@@ -33,7 +33,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints
 
 
-@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.long) for stage in (0, 1)), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 1, 3])
 def test_it_trains_at_a_stage_at_which_deepspeed_cannot_load_the_checkpoint(
     trials: Trials, saved: Path, stage: int
 ) -> None:

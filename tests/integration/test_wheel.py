@@ -152,6 +152,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     assert held == expected | {"trial_lib/__init__.py", "trial_lib/py.typed"}
 
 
+@pytest.mark.long
 def test_its_command_runs_where_there_is_no_repository(installed: Path, tmp_path: Path) -> None:
     command = installed / "zerotune"
     version = run(command, "--version", folder=tmp_path)
@@ -168,6 +169,7 @@ def test_its_command_runs_where_there_is_no_repository(installed: Path, tmp_path
     assert len(paths) == 2
 
 
+@pytest.mark.long
 def test_its_packages_have_one_name_and_an_alias(installed: Path) -> None:
     (packages,) = installed.parent.glob("lib/python*/site-packages")
     listed = [sys.executable, "-m", "pip", "--python", installed / "python", "show", "-f", "zerotune"]

@@ -131,6 +131,7 @@ from zerotune.trial_lib.launch.processes.environment_check import make_up
 """
 
 
+@pytest.mark.long
 def test_nvml_is_initialised_in_the_ranks_alone(tmp_path: Path) -> None:
     program = """
 with asked_by_a_child(lambda: True):
