@@ -270,13 +270,15 @@ def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] 
     whole, shown = record.whole, record.devices
     if whole is not None and whole.rows and record.best is not None and len(shown) > _MOST_TABLES:
         shown = (shown[record.best],)
+    told: set[str] = set()  # notes that a table before had
     for devices in shown:
         console.print()
         console.print(_fitting(_table(devices), console))
         if devices.layouts:
             console.print(_fitting(_layouts_table(devices), console))
-        for line in [*devices.why, fewest_sentence(devices), *devices.notes]:
+        for line in [*devices.why, fewest_sentence(devices), *(note for note in devices.notes if note not in told)]:
             console.print(plain(line), highlight=False)
+        told.update(devices.notes)
     if len(shown) < len(record.devices):
         console.print(f"The page has such a table for each of {len(record.devices)} kinds.", highlight=False)
     if whole is not None and whole.rows:

@@ -97,7 +97,7 @@ def decoder_of(run: ForeseenRun) -> DecoderShape | str:
     known = run.program.get("decoder") or {}
     if not known or not run.tokens:
         return (
-            "the model has no `config` with layers, heads, widths and vocabulary of a decoder, or its samples no tokens"
+            "the model is no decoder whose `config` has layers, heads, widths and vocabulary, or samples have no tokens"
         )
     shape = DecoderShape(parameters=run.parameters, tokens=run.tokens, **known)
     config, by_code = run.ds_config, str(run.program.get("optimizer") or "")

@@ -288,11 +288,10 @@ def notes_on(
 
 
 def _without(every: Sequence[LaidOutDecoder], requests: Sequence[RequestedKnob]) -> Iterator[str]:
-    fields = {"tensor": "tensor", "sequence": "sequence", "pipeline": "stages", "expert": "expert"}
     for each in requests:
-        name = fields.get(_kind(each))
-        sizes = {size for value in each.values if (size := size_of(value))} if name else set()
-        if lacking := [str(size) for size in sorted(sizes) if all(getattr(one, str(name)) != size for one in every)]:
+        kind = _kind(each).replace("pipeline", "stages")
+        sizes = {size for value in each.values if (size := size_of(value))} if kind else set()
+        if lacking := [str(size) for size in sorted(sizes) if all(getattr(one, kind) != size for one in every)]:
             yield (
                 f"No layout has {each.path.removeprefix('program.')} {' or '.join(lacking)}: it does not divide the "
                 "devices, the batch, or the model."
@@ -304,8 +303,7 @@ def _beside_runs(devices: PlannedDevices, layouts: Sequence[PlannedLayout]) -> s
     for each in layouts:
         arm = next((arm for arm in devices.arms if arm.label == f"z{each.zero_stage}" and arm.tokens_per_s), None)
         is_own = each.tensor == each.sequence == each.pipeline == each.expert == 1 and not each.recomputed
-        same = arm is not None and arm.micro_batch == each.micro_batch
-        if is_own and same and arm is not None and arm.tokens_per_s is not None and arm.peak is not None:
+        if is_own and arm and arm.tokens_per_s and arm.peak and arm.micro_batch == each.micro_batch:
             ratio = each.tokens_per_s.value / arm.tokens_per_s.value
             return (
                 f"Of {arm.label} without a layout they have {ratio:.2f} times the speed that its run has, and "

@@ -58,8 +58,8 @@ def test_the_shape_comes_from_the_model_s_own_numbers() -> None:
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (_run(program={"decoder": {}}), "has no `config`"),
-        (_run(tokens=None), "its samples no tokens"),
+        (_run(program={"decoder": {}}), "is no decoder"),
+        (_run(tokens=None), "have no tokens"),
         (_run(trainable=20_000_000), "all weights"),
         (_run(ds_config={"optimizer": {"type": "Adam"}}), "16 bits"),
         (_run(ds_config={"bf16": {"enabled": True}, "optimizer": {"type": "Lion"}}), "Adam"),
@@ -293,4 +293,4 @@ def test_a_table_gets_layouts_or_the_reason_why_it_has_none(tmp_path: Path) -> N
     assert table.notes[0] == LAYOUTS_BY
     other = with_layouts(devices, _run(tokens=None), EIGHT, 64, (), arguments)
     assert other.layouts == ()
-    assert other.notes[0].startswith("No layouts are named: the model has no `config`")
+    assert other.notes[0].startswith("No layouts are named: the model is no decoder")
