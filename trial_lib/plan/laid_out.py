@@ -21,7 +21,6 @@ from zerotune.trial_lib.search.budgets import Uncertain
 
 _KIND = {name: index for index, name in enumerate(OPERATIONS)}
 _HALF, _SINGLE = 0, 1
-_DTYPES = ("bfloat16", "float32")
 # Of a parameter: 32-bit copy and Adam's states; what an update reads and writes (16 of them and the gradient, 12 back).
 _STATE_BYTES, _UPDATE_BYTES = 12, 28
 # The same of DeepSpeed's, with the gradients' norm and the copies of other formats, in foreseen runs of its stages.
@@ -364,7 +363,7 @@ class LaidOutDecoder:
             stage=self.zero_stage,
             pipeline_stages=self.stages,
             ds_config={"zero_optimization": {**self.zero, "stage": self.zero_stage}},
-            dtypes=_DTYPES,
+            dtypes=("bfloat16", "float32"),
             versions={"torch": self.writing.torch},
             moments=tuple(log.moments),
             operations=tuple(log.operations),

@@ -48,7 +48,8 @@ def with_program(arguments: PlanArguments, work_dir: Path) -> PlanArguments:
             where=str(folder),
             remedy="Run zerotune in a folder that you may write to.",
         ) from None
-    batch = [word for option in _BATCH for word in (option, str(_number(arguments.command, option)))]
+    typed = {word.partition("=")[0] for word in arguments.command}
+    batch = [word for option, size in _BATCH.items() if option not in typed for word in (option, str(size))]
     words = ["deepspeed", "train.py", "--deepspeed", "ds_config.json", *_FIXED, *batch, *arguments.command]
     return arguments.model_copy(update={"command": tuple(words), "model_dir": folder})
 

@@ -43,6 +43,8 @@ def test_the_configuration_has_the_batch_of_the_words(
     tmp_path: Path, words: tuple[str, ...], batch: tuple[int, int]
 ) -> None:
     found = with_program(_arguments(tmp_path, *words), tmp_path)
+    options = [word.partition("=")[0] for word in found.command]
+    assert options.count("--per_device_train_batch_size") == options.count("--gradient_accumulation_steps") == 1
     config = json.loads((found.model_dir / "ds_config.json").read_text())
     assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == batch
 
