@@ -108,7 +108,11 @@ class ClusterWorld(World):
             return foreseen, ExpectedArm(key=key_of(arm, base), label=name)
         speed = speeds[size]
         return foreseen, ExpectedArm(
-            key=key_of(arm, base), label=name, micro_batch=size, samples_per_s=speed, speeds=speeds
+            key=key_of(arm, base),
+            label=name,
+            micro_batch=size,
+            samples_per_s=speed,
+            speeds=speeds,
         )
 
     @property

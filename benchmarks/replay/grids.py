@@ -128,6 +128,7 @@ class GridWorld(World):
                     label=arm.label,
                     micro_batch=fastest,
                     samples_per_s=speeds.get(fastest, 0.0),
+                    apart=launches[fastest].step.apart,
                     switches=switches,
                     speeds=speeds,
                 )

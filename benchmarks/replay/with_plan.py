@@ -1,7 +1,6 @@
-"""Searches with and without what is foreseen: `python -m benchmarks.replay.with_plan [--seeds 8] [--minutes 4]`.
+"""Searches of clusters with and without a plan: `python -m benchmarks.replay.with_plan [--seeds 8] [--minutes 4]`.
 
-The recorded tables have the bytes of foreseen arms, as a study that foresees its program has, and the clusters a plan
-with bytes and speeds. Both searches of a pair have the same seed. The command goes on where it was ended.
+Both searches of a pair have the same seed. The command goes on where it was ended.
 """
 
 import argparse
@@ -18,7 +17,6 @@ from benchmarks.replay.run import TABLES, course_of
 
 FORESEEN = Path(__file__).parents[1] / "memory_model" / "foreseen"
 RESULTS = Path(__file__).parents[1] / "results" / "replay_with_plan.json"
-WORLDS = ("convnet", "recurrent", "transformer", *CLUSTERS)
 BUDGETS = (3, 5, 10, 20)
 
 
@@ -52,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=5000)
-    parser.add_argument("--worlds", nargs="+", default=WORLDS, choices=WORLDS)
+    parser.add_argument("--worlds", nargs="+", default=[*CLUSTERS], choices=CLUSTERS)
     parser.add_argument("--minutes", type=float, default=600.0, help="begin no pair after so many (%(default)g)")
     parser.add_argument("--results", type=Path, default=RESULTS)
     chosen = parser.parse_args()

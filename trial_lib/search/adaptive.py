@@ -24,8 +24,8 @@ from zerotune.trial_lib.search.base import (
     Search,
     SearchProblem,
     expected_costs,
-    expected_curves,
     key_of,
+    planned_costs,
     size_limit,
     switches_in,
 )
@@ -152,7 +152,7 @@ class AdaptiveSearch(Search):
         self._coordinates = SpaceCoordinates(problem.space, problem.device)
         self._arms = problem.space.arms
         planned = self._arms, problem.base_config, problem.expected
-        self._prior_costs, self._prior_curves = expected_costs(*planned), expected_curves(*planned)
+        self._prior_costs, self._planned_costs = expected_costs(*planned), planned_costs(*planned)
         self._limits = [ArmLimits() for _ in self._arms]
         self._failures = Failures()
         self._fitting = FittingSizes(policy, problem, settings.memory_headroom)
@@ -287,8 +287,7 @@ class AdaptiveSearch(Search):
                 [measured.cost for measured in known],
                 [point for point in self._running.values() if point is not None],
                 self._failed,
-                bool(self.problem.expected),
-                self._prior_curves,
+                self._planned_costs,
             )
             self._model_then = self._changes, model
         return self._model_then[1]
@@ -300,7 +299,7 @@ class AdaptiveSearch(Search):
         planned = None if self._asks else self._planned()
         if planned is not None:
             return self._asked_for(planned)
-        options = self._racing(risk=None)
+        options = self._racing(risk=self._earned_risk())
         if not self._measured:
             return self._first(options)
         # Race the arms, and tune fine knobs once the race is settled.
@@ -308,15 +307,10 @@ class AdaptiveSearch(Search):
         if gains.max(initial=0.0) < _SETTLED:
             fine = self._untried(self._fine_options())
             options, gains = [*options, *fine], np.concatenate([gains, self._gains(fine)])
-        # Probabilities of foreseen arms hold.
-        may_risk = bool(self.problem.foreseen) and len(self._did_not_fit) < _RISKED * (self._asked + 1)
-        if not self._in_flight and (not options or (may_risk and gains.max(initial=0.0) < _SETTLED)):
-            # Candidates with even odds are worth a trial too. Failures for memory have lowered all probabilities, or
-            # what surely fits has little more to gain.
-            risky = self._racing(risk=EVEN_ODDS)
-            of_risky = self._gains(risky)
-            if not options or of_risky.max(initial=0.0) >= _SETTLED:
-                options, gains = risky, of_risky
+        if not self._in_flight and not options:
+            # Failures for memory have lowered all probabilities.
+            options = self._racing(risk=EVEN_ODDS)
+            gains = self._gains(options)
         # Or measure a possible answer again.
         again = self._again()
         gains_again = self._model().predict(again).gain
@@ -330,6 +324,15 @@ class AdaptiveSearch(Search):
         nearly_equal = 0.0 if self.problem.foreseen else _NEARLY_EQUAL
         near = [place for place, gain in enumerate(gains) if gain >= most * (1 - nearly_equal)]
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
+
+    def _earned_risk(self) -> float | None:
+        """Returns the risk that the next trial may have by the limit on failures; None for the usual one. A plan's
+        probabilities hold. They weigh each gain, so a likely failure has to be worth it.
+        """
+        if not self.problem.foreseen or not self._measured or self._in_flight:
+            return None
+        earned = _RISKED * (self._asked + 1) - len(self._did_not_fit)
+        return earned if earned > USUAL_RISK else None
 
     def _again(self) -> list[Point]:
         in_flight = set(self._running.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations_with_replacement
 from math import log, log1p
-from statistics import median
+from statistics import NormalDist, median
 from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUTS, Layout, Replicas
@@ -17,7 +17,7 @@ from zerotune.trial_lib.records.candidate import Candidate, Sweep, Withdrawal
 from zerotune.trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause_of, without_log
 from zerotune.trial_lib.records.switches import place_of, unforeseen_switches
 from zerotune.trial_lib.search.allocations import ForeseenArm
-from zerotune.trial_lib.search.cost_model import HALF_SIZE, SizeCurve, prior_costs
+from zerotune.trial_lib.search.cost_model import HALF_SIZE, PlannedCosts, prior_costs
 from zerotune.trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves, plain
 from zerotune.trial_lib.search.methods import SearchSettings
 from zerotune.trial_lib.search.zero_settings import ArmKey, arm_key
@@ -158,6 +158,10 @@ class SharedReasons:
 # The arms as a plan expects them: which comes first, in which order, and which cannot fit.
 
 
+# Of the fastest launches of a grid (benchmarks/replay) half are within 7 % of a plan, so a plan is no surer than that.
+_LEAST_APART = 1.2
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpectedArm:
     """One arm of a plan."""
@@ -166,6 +170,7 @@ class ExpectedArm:
     label: str  # such as `z3-offload-optimizer`
     micro_batch: int = 1  # samples, the fastest of those that fit
     samples_per_s: float = 0.0  # at that micro-batch; 0 if the plan does not say
+    apart: float = 1.0  # the ratio of the ends of its speed's 90 % interval to its speed, beside other arms
     is_first: bool = False  # whether it is the plan's answer
     no_room: str = ""  # why it cannot fit here, as a clause; empty if it may
     switches: frozenset[str] = frozenset()  # places of switches that the plan's foreseen runs have set
@@ -174,17 +179,14 @@ class ExpectedArm:
     @property
     def cost(self) -> float:
         """The logarithm of a sample's cost at a large micro-batch, up to a constant of the plan."""
-        return self._cost_at(self.micro_batch, self.samples_per_s)
+        return -log(self.samples_per_s) - log1p(HALF_SIZE / self.micro_batch)
 
     @property
-    def curve(self) -> SizeCurve:
-        """What the plan's sizes cost beside that, ascending. The usual share of overhead at a size is no part of it."""
-        found = sorted(self.speeds.items())
-        return [size for size, _ in found], [self._cost_at(size, speed) - self.cost for size, speed in found]
-
-    @staticmethod
-    def _cost_at(size: int, speed: float) -> float:
-        return -log(speed) - log1p(HALF_SIZE / size)
+    def costs(self) -> PlannedCosts:
+        """Those of a sample at each size that the plan says."""
+        found = sorted({**self.speeds, self.micro_batch: self.samples_per_s}.items())
+        deviation = log(max(self.apart, _LEAST_APART)) / NormalDist().inv_cdf(0.95)
+        return PlannedCosts([size for size, _ in found], [-log(speed) for _, speed in found], deviation)
 
 
 def switches_in(expected: Iterable[ExpectedArm]) -> frozenset[str]:
@@ -209,8 +211,8 @@ def key_of(arm: Arm, base_config: Mapping[str, Any], foreseen: Collection[str] =
 
 
 def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected: Sequence[ExpectedArm]) -> list[float]:
-    """Returns the expected cost of each arm beside the cheapest, as a logarithm. The plan's speeds decide. An arm whose
-    speed no plan says has the cost of the formulas, on the level of the others.
+    """Returns the expected cost of each arm, as a logarithm. The plan's speeds decide. An arm whose speed no plan says
+    has the cost of the formulas, on the level of the others.
     """
     formula = prior_costs(arms)
     planned = {arm.key: arm.cost for arm in expected if arm.samples_per_s > 0}
@@ -220,17 +222,16 @@ def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected
     if not levels:
         return formula
     level = median(levels)
-    costs = [by_formula + level if cost is None else cost for cost, by_formula in zip(found, formula, strict=True)]
-    return [cost - min(costs) for cost in costs]
+    return [by_formula + level if cost is None else cost for cost, by_formula in zip(found, formula, strict=True)]
 
 
-def expected_curves(
+def planned_costs(
     arms: Sequence[Arm], base_config: Mapping[str, Any], expected: Sequence[ExpectedArm]
-) -> dict[int, SizeCurve]:
-    """Returns the expected curve over sizes of each arm that has one, by the arm's number."""
-    curves, foreseen = {arm.key: arm.curve for arm in expected if arm.speeds}, switches_in(expected)
-    keys = [key_of(arm, base_config, foreseen) for arm in arms] if curves else []
-    return {arm: curves[key] for arm, key in enumerate(keys) if key in curves}
+) -> dict[int, PlannedCosts]:
+    """Returns the costs of each arm whose speed a plan says, by the arm's number."""
+    planned, foreseen = {arm.key: arm.costs for arm in expected if arm.samples_per_s > 0}, switches_in(expected)
+    keys = [key_of(arm, base_config, foreseen) for arm in arms] if planned else []
+    return {arm: planned[key] for arm, key in enumerate(keys) if key in planned}
 
 
 def without_hopeless(

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import log
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,8 @@ class SpaceCoordinates:
         ).reshape(len(coarse), len(paths))
         without = [{path: value for path, value in settings.items() if not is_switch(path)} for settings in coarse]
         self._of_deepspeed = np.array([without.index(settings) for settings in without], dtype=np.int64)
+        # Coarse knobs that all arms have alike.
+        self.constant = sum(len(_distinct(values[path])) == 1 for path in paths)
         self._paths = sorted({knob.path for arm in self.arms for knob in arm.fine})
         self._scales = {
             path: _scale(
@@ -183,15 +185,18 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 # Prior standard deviations in logarithms: of the level, of a coarse knob, of an arm's own part, of the overhead's share
 # in an arm, of a departure from the curve over sizes (caches, kernels) for all arms and for one.
 _LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.1, 0.08, 0.2, 0.05, 0.1
-# The expected costs of arms may be off, each for itself, by this share of them: the further behind an arm is expected,
-# the less sure that is. And all of them may be wrong together, even in their order. Their weight is 1, with one of
-# these deviations, which have these probabilities before any trial. Where a plan's costs are wrong together, each arm's
-# may be off as well: by little more than usual, or by as much as the intervals of its speeds are wide, a factor of two
-# either way. The latter alone would not be believed after trials, because it makes each of their results unlikely.
+# The costs that formulas expect of arms may be off, each for itself, by this share of them: the further behind an arm
+# is expected, the less sure that is. A plan states how far the speed of each arm is off.
 _OWN_SHARE = 0.2
-_ORDERS = {0.3: 0.85, 1.5: 0.15}
-_STRAYS = (0.15, 0.5)
+# All costs may be wrong together, even in their order. Their weight is 1, with one of these deviations. A plan's speeds
+# may also be off by so many times as much as it states, which is as wide as the whole intervals of its speeds are. And
+# its order may say nothing. Each case has its probability before any trial: the weight's deviation, the times, the
+# part of the differences that is expected.
+_OF_FORMULAS = {(0.3, 1.0, 1.0): 0.85, (1.5, 1.0, 1.0): 0.15}
+_OF_A_PLAN = {(0.3, 1.0, 1.0): 0.8, (0.3, 4.0, 1.0): 0.18, (0.3, 4.0, 0.0): 0.02}
 _CURVE_OCTAVES = 1.5
+# The ends of a plan's 90 % interval are so far apart (logarithm): a factor of two either way.
+_FARTHEST = 1.5
 # The share of an arm's own part that arms with other switches of the program have as well. A compiled model, or one
 # that recomputes, sends the same gradients. By replay of the clusters with switches (benchmarks/replay).
 _SWITCHED_SHARE = 0.85
@@ -231,8 +236,13 @@ class Point:
     size: int
 
 
-SizeCurve: TypeAlias = tuple[Sequence[int], Sequence[float]]
-"""Micro-batch sizes (samples, ascending), and what each costs beside the usual curve (logarithms)."""
+@dataclass(frozen=True)
+class PlannedCosts:
+    """What a plan foresees of one arm."""
+
+    sizes: Sequence[int]  # micro-batch sizes (samples), ascending
+    costs: Sequence[float]  # of a sample at each of them, in logarithms
+    deviation: float  # of these logarithms beside those of other arms
 
 
 @dataclass(frozen=True)
@@ -252,7 +262,8 @@ class _Scales:
     fine: float
     noise: float
     weight: float  # the deviation of the weight that the arms' expected costs have
-    strays: float = 0.0  # the deviation of each arm's own part, beside the usual one
+    errors: float  # how many times as far as usual the expected costs of arms and sizes are off
+    trust: float  # the part of the arms' expected costs that counts
 
 
 @dataclass(frozen=True)
@@ -260,16 +271,17 @@ class _Relations:
     """The relations of two sets of points, apart from the fitted numbers."""
 
     fixed: Array
+    errors: Array
     usual: Array
     fine: Array
     same_arm: Array
-    sizes: Array
+    sizes: Array  # each point's own, and the nearest one with a planned cost. That is infinite if there is none.
     other_sizes: Array
 
     def covariance(self, scales: _Scales) -> Array:
         overheads = np.outer(_overhead(self.sizes, scales.half_size), _overhead(self.other_sizes, scales.half_size))
         covariance: Array = self.fixed + scales.weight**2 * self.usual + scales.fine**2 * self.fine
-        covariance += (_OVERHEAD**2 * overheads + scales.strays**2) * self.same_arm
+        covariance += scales.errors**2 * self.errors + _OVERHEAD**2 * overheads * self.same_arm
         return covariance
 
 
@@ -287,8 +299,8 @@ class CostModel:
     """The process, given some measured points. `rivals` compete for the answer, the best expectation first. The prior
     costs are those of arms above the cheapest, before any is measured. The cost `grows` with the micro-batch size, as
     the time of a step does if its batch is free, or falls with it. Pending points are in flight, and count as measured
-    at their expectation. Points that are `out` cannot be the answer. If it `is_planned`, the costs are those of a plan.
-    `curves` are what it expects of the sizes of some arms beside the usual curve.
+    at their expectation. Points that are `out` cannot be the answer. The `planned` arms have a plan's costs on the same
+    level, by the arm's number.
     """
 
     def __init__(
@@ -300,16 +312,25 @@ class CostModel:
         costs: Sequence[float],
         pending: Sequence[Point] = (),
         out: Container[Point] = (),
-        is_planned: bool = False,
-        curves: Mapping[int, SizeCurve] | None = None,
+        planned: Mapping[int, PlannedCosts] | None = None,
     ) -> None:
         self._coordinates = coordinates
-        self._curves = curves or {}
-        self._strays = _STRAYS if is_planned else (0.0,)
-        self._prior_costs = np.array(prior_costs) - min(prior_costs)
+        self._planned = planned or {}
+        self._orders = _OF_A_PLAN if planned else _OF_FORMULAS
+        costs_of_arms = [
+            min(self._planned[arm].costs) if arm in self._planned else cost for arm, cost in enumerate(prior_costs)
+        ]
+        self._least = min(costs_of_arms)
+        self._prior_costs = np.array(costs_of_arms) - self._least
+        # The deviation of each arm's own part and those of its coarse knobs, beside the usual one.
+        differing = coordinates.coarse([0]).shape[1] - coordinates.constant
+        usual = float(np.sqrt(_COARSE**2 * differing + _ARM**2))
+        self._off = np.array(
+            [self._planned[arm].deviation / usual if arm in self._planned else 1.0 for arm in range(len(prior_costs))]
+        )
         self._grows = grows
         self._points = list(points)
-        known = np.array(costs, dtype=float)
+        known = self._within_intervals(np.array(costs, dtype=float))
         settings = self._fit(self._points[-_FITTED_ON:], known[-_FITTED_ON:])
         self._processes = self._condition(settings, known)
         if pending:
@@ -337,7 +358,7 @@ class CostModel:
         for process in self._processes:
             scales = process.scales
             across = to_known.covariance(scales)
-            means = self._prior_mean(both, scales.half_size) + across.T @ process.weights
+            means = self._prior_mean(both, scales) + across.T @ process.weights
             solved = np.linalg.solve(process.factor, across)
             covariance = among.covariance(scales) - solved.T @ solved
             mean += process.weight * means[: len(points)]
@@ -351,7 +372,7 @@ class CostModel:
         across = self._relations(points, self._points) if self._points else None
         mean = np.zeros(len(points))
         for process in self._processes:
-            mean += process.weight * self._prior_mean(points, process.scales.half_size)
+            mean += process.weight * self._prior_mean(points, process.scales)
             if across is not None:
                 mean += process.weight * (across.covariance(process.scales) @ process.weights)
         return mean
@@ -369,7 +390,7 @@ class CostModel:
         for process in self._processes:
             across = to_known.covariance(process.scales)
             solved = np.linalg.solve(process.factor, across)
-            expected = self._prior_mean(both, process.scales.half_size) + across.T @ process.weights
+            expected = self._prior_mean(both, process.scales) + across.T @ process.weights
             means.append(float(apart @ expected))
             variances.append(float(apart @ (among.covariance(process.scales) - solved.T @ solved) @ apart))
         mean = float(np.average(means, weights=weights))
@@ -386,28 +407,47 @@ class CostModel:
         for scales, weight in settings:
             covariance = relations.covariance(scales) + scales.noise**2 * np.eye(len(costs))
             factor = np.linalg.cholesky(covariance).astype(np.float64)
-            residual = costs - self._prior_mean(self._points, scales.half_size)
+            residual = costs - self._prior_mean(self._points, scales)
             processes.append(
                 _Process(scales, weight, factor, np.linalg.solve(factor.T, np.linalg.solve(factor, residual)))
             )
         return processes
 
-    def _prior_mean(self, points: Sequence[Point], half_size: float) -> Array:
+    def _prior_mean(self, points: Sequence[Point], scales: _Scales) -> Array:
         arms, sizes = _columns(points)
         return (
-            self._prior_costs[arms]
+            scales.trust * self._costs_of_arms(arms, sizes)
             + self._coordinates.fine_costs([(point.arm, point.index) for point in points])
             + _DEPARTURE * self._departures(points)
-            + (np.log1p(sizes / half_size) if self._grows else np.log1p(half_size / sizes))
-            + self._beside_usual_curve(arms, sizes)
+            + _overhead(self._sizes(arms, sizes), scales.half_size)
+            + (np.log(sizes / scales.half_size) if self._grows else 0.0)
         )
 
-    def _beside_usual_curve(self, arms: npt.NDArray[np.int64], sizes: Array) -> Array:
-        beside = np.zeros(len(arms))
-        for arm in self._curves.keys() & set(arms.tolist()):
-            planned, costs = self._curves[arm]
-            beside[arms == arm] = np.interp(np.log2(sizes[arms == arm]), np.log2(planned), costs)
-        return beside
+    def _costs_of_arms(self, arms: npt.NDArray[np.int64], sizes: Array) -> Array:
+        costs: Array = self._prior_costs[arms]
+        for arm in self._planned.keys() & set(arms.tolist()):
+            its, ours = self._planned[arm], arms == arm
+            costs[ours] = np.interp(np.log2(sizes[ours]), np.log2(its.sizes), its.costs) - self._least
+        return costs
+
+    def _within_intervals(self, costs: Array) -> Array:
+        """The costs, but far above the best and the plan's alike no further than the ends of an interval are apart. A
+        trial may be many times slower than foreseen, and hardly ever as much faster. That it is slow says something of
+        others, and how slow it is does not.
+        """
+        arms, sizes = _columns(self._points)
+        are_planned, foreseen = np.isin(arms, list(self._planned)), self._costs_of_arms(arms, sizes)
+        if not are_planned.any():
+            return costs
+        most = foreseen + (costs - foreseen)[are_planned].min() + _FARTHEST
+        return np.where(are_planned, np.minimum(costs, np.maximum(most, costs.min() + _FARTHEST)), costs)
+
+    def _sizes(self, arms: npt.NDArray[np.int64], sizes: Array) -> Array:
+        nearest = np.full(len(arms), np.inf)
+        for arm in self._planned.keys() & set(arms.tolist()):
+            planned, ours = self._planned[arm].sizes, arms == arm
+            nearest[ours] = np.clip(sizes[ours], planned[0], planned[-1])
+        return np.array([sizes, nearest])
 
     def _departures(self, points: Sequence[Point]) -> Array:
         return self._coordinates.departures([(point.arm, point.index) for point in points])
@@ -418,16 +458,22 @@ class CostModel:
         same_arm = self._same_arm(arms, other_arms)
         near = np.exp(-0.5 * (np.subtract.outer(octaves, other_octaves) / _CURVE_OCTAVES) ** 2)
         coarse = _alike(self._coordinates.coarse(arms), self._coordinates.coarse(other_arms))
-        fixed = _LEVEL**2 + _COARSE**2 * coarse + _ARM**2 * same_arm + (_CURVE**2 + _ARM_CURVE**2 * same_arm) * near
+        off, other_off = self._off[arms], self._off[other_arms]
+        are_formulas = np.outer(*(np.isin(each, list(self._planned), invert=True) for each in (arms, other_arms)))
+        # What all arms of a plan have alike is a part of their level.
+        coarse -= self._coordinates.constant * ~are_formulas
+        errors = np.outer(off, other_off) * (_COARSE**2 * coarse + _ARM**2 * same_arm)
+        errors += (_CURVE**2 + _ARM_CURVE**2 * same_arm) * near
         usual = np.outer(self._prior_costs[arms], self._prior_costs[other_arms])
-        fixed += _OWN_SHARE**2 * usual * same_arm
+        fixed = _LEVEL**2 + _OWN_SHARE**2 * usual * same_arm * are_formulas
         fixed += _DEPARTURE_DEVIATION**2 * np.outer(self._departures(left), self._departures(right))
         families, at = _unique(left)
         other_families, other_at = _unique(right)
         knobs = _alike(self._coordinates.fine(families), self._coordinates.fine(other_families))[np.ix_(at, other_at)]
         same_family = np.array([[one == other for other in other_families] for one in families])[np.ix_(at, other_at)]
         fine = (1 + _ARM_SHARE * same_arm) * knobs + _LINEAGE_SHARE * same_family
-        return _Relations(fixed, usual, fine, same_arm, sizes, other_sizes)
+        both = self._sizes(arms, sizes), self._sizes(other_arms, other_sizes)
+        return _Relations(fixed, errors, usual, fine, same_arm, *both)
 
     def _same_arm(self, arms: npt.NDArray[np.int64], other_arms: npt.NDArray[np.int64]) -> Array:
         # 1 for points of one arm, and less for arms that differ in switches of the program alone.
@@ -440,11 +486,12 @@ class CostModel:
     # -- the fitted numbers --------------------------------------------------------------------------------------
 
     def _fit(self, points: Sequence[Point], costs: Array) -> list[tuple[_Scales, float]]:
-        wrong = max(_ORDERS)
-        orders = [(weight, 0.0) for weight in _ORDERS if weight != wrong] + [(wrong, each) for each in self._strays]
+        orders = self._orders
         fitted = product(_HALF_SIZES, _FINE, _NOISES, orders)
         settings = [_Scales(half_size, fine, noise, *weight) for half_size, fine, noise, weight in fitted]
-        scores = np.array([_prior(scales) for scales in settings])
+        scores = np.array(
+            [log(self._orders[scales.weight, scales.errors, scales.trust]) + _prior(scales) for scales in settings]
+        )
         if points:
             scores += self._log_likelihoods(points, costs, settings)
         found = dict[int, float]()
@@ -463,8 +510,9 @@ class CostModel:
         factors = np.linalg.cholesky(
             np.stack([relations.covariance(scales) + scales.noise**2 * unit for scales in settings])
         )
-        by_half_size = {half_size: costs - self._prior_mean(points, half_size) for half_size in _HALF_SIZES}
-        residuals = np.stack([by_half_size[scales.half_size] for scales in settings])
+        differing = {(scales.half_size, scales.trust): scales for scales in settings}
+        found = {key: costs - self._prior_mean(points, scales) for key, scales in differing.items()}
+        residuals = np.stack([found[scales.half_size, scales.trust] for scales in settings])
         whitened = np.linalg.solve(factors, residuals[:, :, None])[:, :, 0]
         logarithms = np.log(np.diagonal(factors, axis1=1, axis2=2))
         scores: Array = -0.5 * np.sum(whitened**2, axis=1) - np.sum(logarithms, axis=1)
@@ -472,7 +520,7 @@ class CostModel:
 
 
 def _prior(scales: _Scales) -> float:
-    return log(_ORDERS[scales.weight] / (len(_STRAYS) if scales.strays else 1)) - 0.5 * sum(
+    return -0.5 * sum(
         ((log(value) - centre) / width) ** 2
         for value, (centre, width) in (
             (scales.half_size, _HALF_SIZE_PRIOR),
@@ -483,7 +531,9 @@ def _prior(scales: _Scales) -> float:
 
 
 def _overhead(sizes: Array, half_size: float) -> Array:
-    share: Array = np.log1p(half_size / sizes)
+    # The overhead's share in the cost. Planned costs contain theirs.
+    own, planned = np.log1p(half_size / sizes)
+    share: Array = own - planned
     return share
 
 

@@ -323,7 +323,7 @@ class MemoryModel:
         self._shapes, self._priors = shapes, shapes.priors
         self._typed = without_arm_like(self._switches_in(self._base), device)
         self._peaks_with: dict[Switches, PeakRegression] = {}
-        self._budget = Budget(profile.gpu_mem, device)
+        self._budget = Budget(profile.gpu_mem, device, bool(foreseen))
         self._arms: dict[ArmKey, ArmRecord] = {}
         self._described: dict[str, Described] = {}
         self._tried = TriedSwitches()

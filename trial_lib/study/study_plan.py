@@ -119,6 +119,7 @@ class StudyPlan:
                 micro_batch=arm.micro_batch,
                 samples_per_s=0.0 if arm.samples_per_s is None else arm.samples_per_s.value,
                 speeds=arm.speeds,
+                apart=self._apart(arm),
                 is_first=bool(self.devices.best) and arm.label == self.devices.best,
                 no_room=self._no_room(arm),
                 switches=frozenset(switches_of(arm.ds_config or arm.knobs)),
@@ -192,6 +193,11 @@ class StudyPlan:
     def _runs_by_key(self) -> Mapping[ArmKey, ArmRuns]:
         arms = {arm.label: arm for arm in self.devices.arms}
         return {self.key_of(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
+
+    def _apart(self, arm: PlannedArm) -> float:
+        # On other devices each arm may be off by all that the interval of its speed leaves open.
+        speed = arm.samples_per_s
+        return arm.apart if self.cluster is not None or speed is None else speed.high / speed.value
 
     def _no_room(self, arm: PlannedArm) -> str:
         # Why an arm cannot fit on the slots; empty if it may, or if the plan is for others.

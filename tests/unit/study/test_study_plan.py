@@ -106,7 +106,7 @@ def test_the_arms_come_in_the_plans_order_and_those_without_room_say_why(opened)
     assert plan.expected[0].key == arm_key({**CONFIG, "zero_optimization": {"stage": 3}})
     # Of a plan's sizes that were timed, a search knows how fast each is.
     assert plan.expected[0].speeds == {1: 10.0, 4: 20.0}
-    assert plan.expected[0].curve[0] == [1, 4]
+    assert plan.expected[0].costs.sizes == [1, 4]
     (said,) = plan.told()
     assert "for these devices. It tries z3 first, with a micro-batch of 4" in said
 
