@@ -223,8 +223,10 @@ def test_a_study_measures_it_in_its_rounds_and_says_how_you_get_it(typed: Zerotu
     if this_host().device == "cpu":
         assert all("Accelerate never does on a CPU" in one["measured"]["reason"] for one in of_fsdp2)
         assert all(len(one["measured"]["trials"]) == 1 for one in of_fsdp2)
-    device = "MULTI_CPU" if this_host().device == "cpu" else "MULTI_GPU"
-    assert of_ddp[0]["way"].startswith(f"distributed_type: {device} in place of DEEPSPEED in accelerate.yaml")
+    by_torchrun = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 accelerated.py in place of `accelerate launch`"
+    by_file = "distributed_type: MULTI_GPU in place of DEEPSPEED in accelerate.yaml"
+    assert of_ddp[0]["way"].startswith(by_torchrun if this_host().device == "cpu" else by_file)
+    assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS set to that accumulation" in of_ddp[0]["way"]
     shown = typed.run("show").stdout
     assert "ddp-mbs" in shown
 
@@ -267,7 +269,8 @@ def test_trls_own_program_is_measured_without_deepspeed(type_trl: Callable[..., 
     (first, *_) = type_trl("--max-trials", "3", "--beside", "ddp", command=command)["confirmation"]["beside"]
     assert first["gain"] is not None, first
     assert "agree" in first["measured"]["losses"]
-    assert first["way"] == "distributed_type: MULTI_CPU in place of DEEPSPEED in plugin.yaml"
+    assert first["way"].startswith("ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 ")
+    assert "sft.py in place of `accelerate launch`" in first["way"]
 
 
 @pytest.mark.alone

@@ -25,10 +25,8 @@ from zerotune.trial_lib.inputs.places import typed_as, with_target
 from zerotune.trial_lib.inputs.words import Words, ask
 from zerotune.trial_lib.messages.files import write_whole
 
-# The environment variable from which accelerate reads the path of a DeepSpeed configuration.
+# The variables from which accelerate reads the path of a DeepSpeed configuration, and the accumulation.
 CONFIG_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-
-# The environment variable from which accelerate reads the accumulation.
 ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 
 _QUESTION = Path(__file__).with_name("accelerate_question.py")
@@ -75,15 +73,11 @@ def read_accelerate(words: Words, launcher: UserLauncher, interpreter: str | Non
 
 
 def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
-    """Returns fields of `Entrypoint`. The script's arguments stay in `words`.
-
-    If accelerate reads a DeepSpeed configuration file, `config_variables` names the variable with its path. If not,
-    accelerate makes a configuration from its options and the plugin, and the profile trial finds it. Raises
-    InputError: accelerate refuses the command, DeepSpeed would not train, the command asks for several nodes, or two
-    places set the gradient accumulation to two values.
-
-    Args:
-        interpreter: the Python whose accelerate is asked. None is `default_interpreter`.
+    """Returns fields of `Entrypoint`, as accelerate of `interpreter` answers, or of `default_interpreter`. The script's
+    arguments stay in `words`. If accelerate reads a DeepSpeed configuration file, `config_variables` names the variable
+    with its path. If not, it makes a configuration from its options and the plugin, and the profile trial finds that.
+    Raises InputError: accelerate refuses the command, DeepSpeed would not train, the command asks for several nodes, or
+    two places set the gradient accumulation to two values.
     """
     answer = _ask(words, interpreter)
     launcher, settings, variables = answer["launcher"], answer["settings"], answer["variables"]
@@ -180,7 +174,6 @@ def _devices(words: Words, text: str) -> tuple[int, ...]:
 
 def _refuse_two_accumulations(words: Words, answer: Mapping[str, Any], config_file: str | None) -> None:
     """Refuses a command whose launcher sets another gradient accumulation than its JSON file or its script's arguments.
-
     Accelerate would silently use the first of them.
     """
     settings = answer["settings"]
@@ -249,7 +242,6 @@ def accelerate_words(
 
 def accelerate_variables(variables: Mapping[str, str], config: Mapping[str, Any], config_path: Path) -> dict[str, str]:
     """Returns the variables that `accelerate launch` has set for a program, with another DeepSpeed configuration.
-
     A program such as `trl` calls the launcher in its own process. The command that trains then begins with them.
     """
     if "ACCELERATE_USE_DEEPSPEED" not in variables:

@@ -162,6 +162,8 @@ _LONGEST_MESSAGE = 300
 # torch's message of a failed build begins with commands. The cause is the first line in which a compiler complains.
 _UNBUILT = re.compile(r"Error building extension '\w+'")
 _COMPLAINT = re.compile(r"^.*(?:\berror: |\bfatal\b|: cannot find ).*$", re.MULTILINE)
+# DeepSpeed's assertion about a batch (`runtime/config.py`), where it counts a single rank; and the file of `zero.Init`.
+_FOR_ONE_RANK, _OF_INIT = re.compile(r"!= \d+ \* \d+ \* 1$"), "partition_parameters.py"
 # Exceptions that say nothing of a configuration, by name. The last four are of `torch.distributed`.
 _OF_NO_CONFIGURATION = {
     *("ImportError", "ModuleNotFoundError"),
@@ -242,7 +244,7 @@ def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, ke
         return _failed_on(ranks, ending.rank, Outcome.CRASHED, _lost(ending))
     if roots := _roots(ranks):
         _, root = min(roots)
-        return _failed_on(ranks, root, *_by_exception(ranks[root]))
+        return _failed_on(ranks, root, *_by_exception(ranks[root], len(ranks)))
     if ending.ended_by == DEADLINE:
         waiting = next((number for number, rank in enumerate(ranks) if not rank.engine_built), None)
         if waiting is not None:
@@ -295,7 +297,7 @@ def _lost_its_peer(rank: RankRecord) -> bool:
     return thrown is not None and PEER_DIED.search(thrown[1]) is not None
 
 
-def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
+def _by_exception(rank: RankRecord, ranks: int) -> tuple[Outcome, str]:
     assert rank.failure is not None
     failure = rank.failure
     # The first lines as one. pydantic names the wrong key only in the second and third.
@@ -313,6 +315,9 @@ def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
         said = f"SystemExit: {message}; its last words: {_last_line(rank)}"
         return Outcome.CRASHED, f"The program ended by itself with {said}"
     sentence = f"{failure.type}: {message}" if message else failure.type
+    if ranks > 1 and _OF_INIT in failure.traceback and _FOR_ONE_RANK.search(message):
+        sentence = f"deepspeed.zero.Init came before deepspeed.init_distributed and counted a single rank: {sentence}"
+        return Outcome.CRASHED, f"In the program {sentence}"
     if failure.in_initialize and failure.type not in _OF_NO_CONFIGURATION:
         return Outcome.INVALID, f"{REFUSED} {failure.refusal or sentence}"
     return Outcome.CRASHED, f"The program raised {sentence}"

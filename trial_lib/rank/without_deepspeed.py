@@ -34,10 +34,8 @@ class PlainWatch(EngineWatch):
 
 
 class PlainEngine:
-    """A model that trains without DeepSpeed, with what the probe asks of an engine.
-
-    Its forward pass is that of the wrapped model. Its backward pass is the loss's own, and its optimizer is the first
-    one with parameters of the model that makes a step.
+    """A model that trains without DeepSpeed, with what the probe asks of an engine. Its optimizer is the first one with
+    parameters of the model that makes a step.
     """
 
     watched_by = PlainWatch
@@ -89,10 +87,8 @@ class PlainEngine:
 
 
 def install(kind: str, overrides: Mapping[str, Any], observer: Any) -> None:
-    """Makes the program train without DeepSpeed, by `ddp` or `fsdp2`, and with the batch of the overrides.
-
-    The variables of Accelerate are those of a launch without DeepSpeed already (`inputs/accelerate.py`). `observer` is
-    the probe.
+    """Makes the program train without DeepSpeed, by `ddp` or `fsdp2`, with the batch of the overrides. The variables of
+    Accelerate are those of a launch without DeepSpeed already (`inputs/accelerate.py`). `observer` is the probe.
     """
     import deepspeed
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from zerotune.trial_lib.device.this_host import kind_of
+from zerotune.trial_lib.inputs.accelerate import ACCUMULATION_VARIABLE
 from zerotune.trial_lib.inputs.documents import SUFFIXES, leaves, read_document
 from zerotune.trial_lib.inputs.places import typed_as
 from zerotune.trial_lib.inputs.program_code import own_code
@@ -23,6 +24,7 @@ from zerotune.trial_lib.study.loss_agreement import cuts_alike
 from zerotune.trial_lib.study.setup import StudySetup
 
 _INITIALIZE = "deepspeed.initialize"
+_STRATEGY = ("trainer", "strategy")  # the key of Lightning's command line
 _REMEDY = (
     "Leave it out: it is for trainings in which Accelerate, the Hugging Face Trainer or Lightning turns DeepSpeed on."
 )
@@ -59,10 +61,7 @@ def framework_of(found: ProgramProfile) -> str:
 def besides_of(
     kinds: Sequence[str], leader: Contender, own: Contender | None, base_config: Mapping[str, Any]
 ) -> list[Contender]:
-    """What is measured without DeepSpeed: with the best candidate's batch, and with the user's own if that differs.
-
-    The switches of the program are those of the contender. What ZeroTune turns in a model needs DeepSpeed's engine.
-    """
+    """What is measured without DeepSpeed: with the best candidate's batch, and with the user's own if that differs."""
     apart = own is not None and not cuts_alike(leader.candidate, own.candidate)
     return [
         _without_deepspeed(one, kind, base_config)
@@ -72,6 +71,7 @@ def besides_of(
 
 
 def _without_deepspeed(one: Contender, kind: str, base_config: Mapping[str, Any]) -> Contender:
+    # What ZeroTune turns in a model needs DeepSpeed's engine.
     switches = {place: value for place, value in one.candidate.switches.items() if not place.startswith("model:")}
     knobs = {PROGRAM: {**switches, BESIDE[kind]: True}}
     # A copy would keep the settings that are derived from the old knobs.
@@ -93,8 +93,14 @@ def with_ways(finding: Finding, setup: StudySetup, found: ProgramProfile | None)
     on_processor = kind_of(setup.device).computes_on_the_processor
     ways = {each: way_to(each, setup.experiment, found, on_processor) for each in setup.arguments.beside}
     config = found.ds_config or setup.experiment.ds_config
-    if parts := " and ".join(name for name in ("optimizer", "scheduler") if name in config):
-        theirs = f"the code or the framework then makes the {parts} that the DeepSpeed configuration has now"
+    names: list[str] = [name for name in ("optimizer", "scheduler") if name in config]
+    if framework == "Accelerate":
+        # The others have these among their own arguments. Accelerate's launcher gives the ranks those of DeepSpeed.
+        ways = {each: f"{way}, with {ACCUMULATION_VARIABLE} set to that accumulation" for each, way in ways.items()}
+        names += [name for name in ("bf16", "fp16") if (config.get(name) or {}).get("enabled") is True]
+        names += ["gradient_clipping"] if config.get("gradient_clipping") else []
+    if parts := " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))):
+        theirs = f"the code or the framework then sets the {parts} that the DeepSpeed configuration has now"
         ways = {each: f"{way}; {theirs}" for each, way in ways.items()}
     beside = tuple(one.model_copy(update={"way": ways[one.kind]}) for one in finding.beside)
     return finding.model_copy(update={"beside": beside})
@@ -103,24 +109,28 @@ def with_ways(finding: Finding, setup: StudySetup, found: ProgramProfile | None)
 def way_to(kind: str, experiment: Experiment, found: ProgramProfile, on_processor: bool) -> str:
     """What to change in the command, its files or the code, as a clause."""
     entrypoint, folder, framework = experiment.entrypoint, experiment.model_dir, framework_of(found)
-    if framework == "Lightning":
-        return f'strategy="ddp" of Lightning\'s Trainer{_at(experiment, "strategy")}'
     more = ' and give --fsdp "full_shard auto_wrap" with {"version": 2} as fsdp_config' if kind == "fsdp2" else ""
     words = (*entrypoint.wrapper, *entrypoint.launcher, *entrypoint.arguments)
+    files = {word: content for word in words if Path(word).suffix in SUFFIXES and (content := _read(folder / word))}
+    if framework == "Lightning":
+        named = (word for word, content in files.items() if any(key[:2] == _STRATEGY for key, _ in leaves(content)))
+        in_code = f'strategy="ddp" of Lightning\'s Trainer{_at(experiment, "strategy")}'
+        return next((f"strategy: ddp of `trainer` in {word}" for word in named), in_code)
     for typed in typed_as("--deepspeed", entrypoint.arguments) if framework == "Trainer" else ():
         return f"leave out --deepspeed {typed.value}{more}"
-    launched = {"ddp": "MULTI_CPU" if on_processor else "MULTI_GPU", "fsdp2": "FSDP, with fsdp_version: 2"}[kind]
-    for word in words:
-        content = _read(folder / word) if Path(word).suffix in SUFFIXES else None
-        if content is not None and content.get("distributed_type") == "DEEPSPEED":
+    if on_processor and entrypoint.launched_by == "accelerate":
+        program = entrypoint.script or f"-m {entrypoint.module}"
+        ranks = f"torchrun --nproc_per_node {entrypoint.slots} {program}"
+        return f"ACCELERATE_USE_CPU=true {ranks} in place of `accelerate launch`, which starts one rank on processors"
+    launched = {"ddp": "MULTI_GPU", "fsdp2": "FSDP, with fsdp_version: 2"}[kind]
+    for word, content in files.items():
+        if content.get("distributed_type") == "DEEPSPEED":
             return f"distributed_type: {launched} in place of DEEPSPEED in {word}"
-        if content is not None and any(
-            key[-1] == "deepspeed" and isinstance(value, str) for key, value in leaves(content)
-        ):
+        if any(key[-1] == "deepspeed" and isinstance(value, str) for key, value in leaves(content)):
             return f"leave out `deepspeed` in {word}{more}"
     if "--use_deepspeed" in words:
         option = "--multi_gpu" if kind == "ddp" else "--use_fsdp --fsdp_version 2"
-        return f"{'--cpu' if on_processor else option} in place of --use_deepspeed"
+        return f"{option} in place of --use_deepspeed"
     if "ACCELERATE_USE_DEEPSPEED" in entrypoint.launcher_environment:
         return f"distributed_type: {launched} in place of DEEPSPEED in the configuration of `accelerate launch`"
     name = "deepspeed" if framework == "Trainer" else "deepspeed_plugin"

@@ -13,7 +13,7 @@ from zerotune.trial_lib.launch.outcome import PROGRAM, read_record
 from zerotune.trial_lib.launch.trial import TrialPlan
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
-from zerotune.trial_lib.records.folders import OwnCommand, StudyPaths
+from zerotune.trial_lib.records.folders import OwnCommand, StudyPaths, TrialPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult, without_log
 from zerotune.trial_lib.study.driver import StudyDriver
 from zerotune.trial_lib.study.followed import followed, within
@@ -30,7 +30,7 @@ class NotProvedError(Exception):
 
 def prove(driver: StudyDriver, own: OwnCommand, winner: Candidate, best: TrialResult) -> None:
     """Runs the command as it would be typed, for a step. Raises NotProvedError if its engine is not the winner's."""
-    wanted = _engine(driver.setup.paths, best.number)
+    wanted = _engine(driver.setup.paths.trial(best.number))
     if not wanted:
         raise NotProvedError("the winner's trial has no record of its engine")
     if driver.place.starter_here is None:
@@ -43,9 +43,7 @@ def prove(driver: StudyDriver, own: OwnCommand, winner: Candidate, best: TrialRe
     result = _run(driver, plan)
     if result.outcome is not Outcome.COMPLETED:
         raise NotProvedError(f"a run of it ended ({result.outcome.value}): {without_log(result.reason)}")
-    found = read_record(plan.paths.engine_built(0), PROGRAM)
-    differences = list(_differences(wanted, {} if found is None else found.engine))
-    if differences:
+    if differences := list(_differences(wanted, _engine(plan.paths))):
         raise NotProvedError(f"in a run of it {'; '.join(differences[:3])}")
     shutil.rmtree(plan.paths.root.parent, ignore_errors=True)
 
@@ -90,8 +88,8 @@ def _run(driver: StudyDriver, plan: TrialPlan) -> TrialResult:
         return running.result()
 
 
-def _engine(paths: StudyPaths, number: int) -> dict[str, Any]:
-    found = read_record(paths.trial(number).engine_built(0), PROGRAM)
+def _engine(paths: TrialPaths) -> dict[str, Any]:
+    found = read_record(paths.engine_built(0), PROGRAM)
     return {} if found is None else found.engine
 
 

@@ -157,6 +157,23 @@ def test_a_measurement_counts_whatever_ended_the_processes_afterwards():
         assert ended([rank(0, DONE)], by=by, statuses=[None])[0] == "completed"
 
 
+# Of LLaMA-Factory at stage 3 on two CPU ranks, which ends so without ZeroTune as well.
+ALONE = (
+    "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * "
+    "world_size 16 != 2 * 4 * 1"
+)
+
+
+@pytest.mark.parametrize(("ranks", "begins"), [(2, "In the program deepspeed.zero.Init"), (1, "The program raised")])
+def test_a_model_that_is_partitioned_before_the_ranks_have_met_is_named(ranks: int, begins: str) -> None:
+    trace = 'File "/lib/deepspeed/runtime/zero/partition_parameters.py", line 945, in __init__'
+    alone = failure("AssertionError", ALONE, traceback=trace)
+    outcome, reason = ended([rank(number, failure=alone) for number in range(ranks)])
+    assert outcome == "crashed"
+    assert reason.startswith(begins)
+    assert "16 != 2 * 4 * 1" in reason
+
+
 @pytest.mark.parametrize("outcome", ["invalid", "diverged"])
 def test_what_one_rank_measured_to_be_wrong_is_wrong_for_all(outcome):
     wrong = Measurement(outcome=outcome, reason="because")

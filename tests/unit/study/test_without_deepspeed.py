@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -87,12 +88,25 @@ def test_a_trainers_option_a_key_of_a_file_and_the_code_are_named(tmp_path: Path
 def test_accelerates_file_and_lightnings_strategy_are_named(tmp_path: Path) -> None:
     typed = read(tmp_path, "torchrun --nproc_per_node 2 train.py acc.yaml", acc_yaml="distributed_type: DEEPSPEED\n")
     assert way("ddp", ACCELERATE, typed) == "distributed_type: MULTI_GPU in place of DEEPSPEED in acc.yaml"
-    assert "MULTI_CPU" in way("ddp", ACCELERATE, typed, on_processor=True)
     assert "FSDP, with fsdp_version: 2" in way("fsdp2", ACCELERATE, typed)
     code = "import lightning as L\n\nL.Trainer(devices=2, strategy='deepspeed')\n"
     by_lightning = read(tmp_path, "torchrun --nproc_per_node 2 train.py", code)
     found = ProgramProfile(by_lightning=True)
     assert way("ddp", found, by_lightning) == 'strategy="ddp" of Lightning\'s Trainer at train.py:3'
+
+
+def test_on_processors_accelerates_launcher_starts_one_rank_so_another_is_named(tmp_path: Path) -> None:
+    launched = read(tmp_path, "torchrun --nproc_per_node 2 train.py acc.yaml", acc_yaml="distributed_type: DEEPSPEED\n")
+    entrypoint = launched.entrypoint.model_copy(update={"launched_by": "accelerate"})
+    launched = replace(launched, entrypoint=entrypoint)
+    said = way("ddp", ACCELERATE, launched, on_processor=True)
+    assert said.startswith("ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 train.py in place of")
+
+
+def test_the_strategy_of_lightnings_command_line_is_named_where_it_stands(tmp_path: Path) -> None:
+    strategy = "trainer:\n  strategy:\n    class_path: main.AnyDevice\n"
+    typed = read(tmp_path, "torchrun --nproc_per_node 2 train.py fit --config fit.yaml", fit_yaml=strategy)
+    assert way("ddp", ProgramProfile(by_lightning=True), typed) == "strategy: ddp of `trainer` in fit.yaml"
 
 
 def test_ranks_get_the_variables_of_a_launch_without_deepspeed() -> None:
