@@ -320,6 +320,10 @@ class BatchSource:
                 f"{file} has {MICRO_BATCH} {arrived}. If the code always reads that file, let it read the file that "
                 f"its command line names, or the size {_ENGINE}."
             )
+        for name, value in _leaves(composed_by_hydra(), ()):
+            # DeepSpeed's own key there follows the trial.
+            if value == str(arrived) and _BATCH_NAME.search(name) and name.rpartition(".")[2] != MICRO_BATCH:
+                return f"Hydra's configuration has {name}: {value}. {_mapping(name if '.' in name else f'++{name}')}"
         if configuration.get(MICRO_BATCH) == arrived:
             return (
                 f"The configuration in the code has {MICRO_BATCH} {arrived}. Let the code read the size {_ENGINE}, "
@@ -327,9 +331,6 @@ class BatchSource:
             )
         if typed:
             return f"Its command line has {typed[0].shown}, which may be its batch size. {_mapping(typed[0].target)}"
-        for name, value in _leaves(composed_by_hydra(), ()):
-            if value == str(arrived) and _BATCH_NAME.search(name):
-                return f"Hydra's configuration has {name}: {value}. {_mapping(name if '.' in name else f'++{name}')}"
         if "hydra" in sys.modules:
             return (
                 "Its configuration is Hydra's. Name the override that sets the batch size, such as "

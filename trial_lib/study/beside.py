@@ -118,19 +118,18 @@ def way_to(kind: str, experiment: Experiment, found: ProgramProfile, on_processo
         return next((f"strategy: ddp of `trainer` in {word}" for word in named), in_code)
     for typed in typed_as("--deepspeed", entrypoint.arguments) if framework == "Trainer" else ():
         return f"leave out --deepspeed {typed.value}{more}"
-    if on_processor and entrypoint.launched_by == "accelerate":
-        program = entrypoint.script or f"-m {entrypoint.module}"
-        ranks = f"torchrun --nproc_per_node {entrypoint.slots} {program}"
+    launching = [word for word, content in files.items() if content.get("distributed_type") == "DEEPSPEED"]
+    if on_processor and (launching or entrypoint.launched_by == "accelerate"):
+        ranks = f"torchrun --nproc_per_node {entrypoint.slots} {entrypoint.script or f'-m {entrypoint.module}'}"
         return f"ACCELERATE_USE_CPU=true {ranks} in place of `accelerate launch`, which starts one rank on processors"
     launched = {"ddp": "MULTI_GPU", "fsdp2": "FSDP, with fsdp_version: 2"}[kind]
+    for word in launching:
+        return f"distributed_type: {launched} in place of DEEPSPEED in {word}"
     for word, content in files.items():
-        if content.get("distributed_type") == "DEEPSPEED":
-            return f"distributed_type: {launched} in place of DEEPSPEED in {word}"
         if any(key[-1] == "deepspeed" and isinstance(value, str) for key, value in leaves(content)):
             return f"leave out `deepspeed` in {word}{more}"
     if "--use_deepspeed" in words:
-        option = "--multi_gpu" if kind == "ddp" else "--use_fsdp --fsdp_version 2"
-        return f"{option} in place of --use_deepspeed"
+        return f"{'--multi_gpu' if kind == 'ddp' else '--use_fsdp --fsdp_version 2'} in place of --use_deepspeed"
     if "ACCELERATE_USE_DEEPSPEED" in entrypoint.launcher_environment:
         return f"distributed_type: {launched} in place of DEEPSPEED in the configuration of `accelerate launch`"
     name = "deepspeed" if framework == "Trainer" else "deepspeed_plugin"

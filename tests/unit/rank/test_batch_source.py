@@ -101,6 +101,13 @@ def test_a_size_that_hydra_has_composed_is_an_override(tmp_path, composed, writt
     assert f"--map train_micro_batch_size_per_gpu={target} " in reason(tmp_path, ["engine=zero1"])
 
 
+def test_a_size_that_deepspeeds_section_takes_from_elsewhere_in_hydras_configuration_is_set_there(tmp_path, composed):
+    engine = "engine: {train_micro_batch_size_per_gpu: 8, zero_optimization: {stage: 2}}"
+    composed.write_text(f"{engine}\ndata: {{samples: 8, batch_per_device: 8}}\n")
+    written = reason(tmp_path, ["data=short"], {}, {"train_micro_batch_size_per_gpu": 8})
+    assert "--map train_micro_batch_size_per_gpu=data.batch_per_device " in written
+
+
 def test_of_hydras_configuration_texts_stay_where_they_are(composed):
     engine = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "Adam"}}
     kept = {"loop": {"batch": 8, "rate": 0.1, "steps": "${steps}"}, "engine": engine}
