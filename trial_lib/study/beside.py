@@ -132,8 +132,7 @@ def way_to(kind: str, experiment: Experiment, found: ProgramProfile, on_processo
         return f"{'--multi_gpu' if kind == 'ddp' else '--use_fsdp --fsdp_version 2'} in place of --use_deepspeed"
     if "ACCELERATE_USE_DEEPSPEED" in entrypoint.launcher_environment:
         return f"distributed_type: {launched} in place of DEEPSPEED in the configuration of `accelerate launch`"
-    name = "deepspeed" if framework == "Trainer" else "deepspeed_plugin"
-    owner = "TrainingArguments" if framework == "Trainer" else "Accelerator"
+    name, owner = ("deepspeed", "TrainingArguments") if framework == "Trainer" else ("deepspeed_plugin", "Accelerator")
     return f"{name}=None of {owner}{_at(experiment, name)}{more}"
 
 
