@@ -6,7 +6,8 @@ It runs a script, and notes the operators of the first passes through a DeepSpee
 path is that of the real run. Then another path ends the program, with the first difference.
 
 Attention, RMS norm and dropout have other kernels on a CPU than on CUDA. So what they are given is noted, and in both
-runs they return zeros. No path may depend on such numbers.
+runs they return zeros. No path may depend on such numbers. Only the flash kernel of attention is on both: without a
+mask, in 16 bits. It is really called, forward and backward. A CPU has it neither with dropout nor for shared heads.
 """
 
 import contextlib
@@ -30,6 +31,9 @@ PASSES = 2
 _SKIPPED = {"detach", "alias", "lift_fresh", "_pin_memory", "is_pinned"}
 # Their statistics have 32 bits on CUDA, and the bits of their input on a CPU.
 _NORMS = {"native_layer_norm_backward", "native_group_norm_backward"}
+# The same kernel has another name on a CPU, and other arguments behind these: what goes in, and what came out.
+_FLASH = "_scaled_dot_product_flash_attention"
+_FLASH_TENSORS, _CAUSAL = {"forward": 3, "backward": 5}, 4
 # What a foreseen run takes for the one that asks for a number is code of a file.
 _NO_FILE = "<noting>"
 _paths: dict[str, list[str]] = {}
@@ -63,11 +67,16 @@ class _Noting(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         is_move = func._opname == "_to_copy" and out.dtype == args[0].dtype
         if func.namespace == "aten" and not (func._opname in _SKIPPED or is_move or self.is_inside):
+            name, given = func._opname, tree_leaves(args)
+            if name.startswith(_FLASH):
+                part = "backward" if name.endswith("backward") else "forward"
+                is_causal = part == "forward" and len(given) > _CAUSAL and given[_CAUSAL]
+                name, given = f"flash attention, {part}", [*given[: _FLASH_TENSORS[part]], "causal" * bool(is_causal)]
             said = [
-                str(list(each.shape)) if func._opname in _NORMS and isinstance(each, torch.Tensor) else _said(each)
-                for each in tree_leaves(args)
+                str(list(each.shape)) if name in _NORMS and isinstance(each, torch.Tensor) else _said(each)
+                for each in given
             ]
-            self.calls.append(" ".join([func._opname, *filter(None, said)]))
+            self.calls.append(" ".join([name, *filter(None, said)]))
             self.places.append(_place())
         return out
 
@@ -117,6 +126,8 @@ def _in_place_of(original: Any, shape_of: Callable[..., Any], names: str) -> Any
         # What has its default may be left out.
         said = (f"{name}={_said(given[name])}" for name in names.split() if not _is_plain(given.get(name)))
         mode.calls.append(f"{original.__name__} {' '.join(said)}")
+        if original.__name__ == "scaled_dot_product_attention" and _is_flash(given):
+            return original(*args, **kwargs)
         tensors = [each for each in given.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
         mode.is_inside = True
         try:
@@ -126,6 +137,18 @@ def _in_place_of(original: Any, shape_of: Callable[..., Any], names: str) -> Any
             mode.is_inside = False
 
     return kernel
+
+
+def _is_flash(given: Any) -> bool:
+    # Whether both CUDA and a CPU take the flash kernel.
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    return (
+        query.dtype in (torch.float16, torch.bfloat16)
+        and query.shape[:2] == key.shape[:2]
+        and query.shape[-1] == value.shape[-1]
+        and not query.shape[-1] % 8
+        and all(_is_plain(given.get(name)) for name in ("attn_mask", "dropout_p"))
+    )
 
 
 def _is_plain(value: Any) -> bool:

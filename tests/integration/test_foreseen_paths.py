@@ -53,7 +53,7 @@ CONFIGURATIONS = {
     "opt": lambda: transformers.OPTConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, ffn_dim=32, num_attention_heads=2, word_embed_proj_dim=32
     ),
-    "bert": lambda: transformers.BertConfig(**plain),
+    "bert": lambda: transformers.BertConfig(**plain, attention_probs_dropout_prob=0.0),
     "bart": lambda: transformers.BartConfig(**of_bart),
     "t5": lambda: transformers.T5Config(
         vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
@@ -199,6 +199,9 @@ def test_a_model_of_transformers_has_the_operators_of_a_real_run(run_really, for
     first = {name: next((call for call in calls if call.startswith("scaled")), "") for name, calls in parts.items()}
     assert "attn_mask" not in first["llama, sdpa, a mask of ones"]
     assert "attn_mask" in first["llama, sdpa, padding"]
+    # Without a mask and with as many heads of keys, both have the same kernel, forward and backward.
+    flash = [call.split(" bfloat")[0] for call in parts["bert, sdpa, no mask"] if call.startswith("flash")]
+    assert flash == ["flash attention, forward", "flash attention, backward"]
     assert foresee_text(text + AND_TRAIN, CONFIG).stopped == ""
 
 

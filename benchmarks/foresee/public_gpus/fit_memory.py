@@ -176,6 +176,21 @@ def unlike(some: Sequence[Peak]) -> float:
     return round(max(found), 1)
 
 
+def of_few_bits(some: Sequence[Peak], others: Sequence[Peak]) -> dict[str, dict[str, Any]]:
+    """Returns how many peaks of quantised weights are in intervals that come from the sources of others."""
+    found = {}
+    constants = fitted([each for each in others if each.source not in {one.source for one in some}])
+    for part in sorted({f"{each.kind}, {each.row['quantization']}" for each in some}):
+        own = [each for each in some if f"{each.kind}, {each.row['quantization']}" == part]
+        found[part] = {
+            "rows": len(own),
+            "within": sum(each.is_within(*constants) for each in own),
+            "median_error": round(median(each.error for each in own), 3),
+            "worst_error": round(max(each.error for each in own), 3),
+        }
+    return found
+
+
 def results_of(some: Sequence[Peak]) -> dict[str, Any]:
     """Returns the constants, and the shares of left-out rows in their intervals."""
     program, pieces = fitted(some)
@@ -214,7 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--to", type=Path, default=RESULTS)
     chosen = parser.parse_args(arguments)
     some = [each for file, store in ((ROWS, STORE), (GRID_ROWS, GRID_STORE)) for each in peaks(read_rows(file), store)]
-    results = results_of(some)
+    # Other code stands for the kernels of quantised weights. So their peaks are judged, and decide no width.
+    quantized = [each for each in some if each.row.get("quantization")]
+    some = [each for each in some if each not in quantized]
+    results = {**results_of(some), "weights of few bits": of_few_bits(quantized, some)}
     chosen.to.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
 

@@ -16,6 +16,8 @@ The rules are the same for all rows:
 * FSDP is ZeRO 3 (full shard) whose buckets are one layer, and DDP is ZeRO 0.
 * The SFTTrainer's AdamW is torch's own, which updates all parameters at once. Its peaks with all weights trained are
   those of weights, gradients, two states and one copy of them.
+* Weights of 4 bits are those of the linear layers within the layers. Products take them as a copy in 16 bits, in both
+  passes (`MatMul4Bit` of bitsandbytes, `dequant248` of AutoGPTQ).
 * Ulysses divides the sequence among its ranks. All of them share ZeRO's shards. The plain decoder does that, and
   tensor parallelism as Megatron has it, for all frameworks.
 """
@@ -57,7 +59,7 @@ _KNOWN_OPTIMIZERS = r"^$|adam|muon|lamb"
 _LIKE = 1.4
 # Fields that were added later, and their values if they say nothing.
 _ADDED = {
-    **dict.fromkeys(("checkpoints_by_operation", "has_fused_norm", "is_narrow"), False),
+    **dict.fromkeys(("checkpoints_by_operation", "has_fused_norm", "is_narrow", "quantized"), False),
     **{"lora": 0, "adapters": 0, "shards": 1, "divided": 1},
 }
 # Frameworks whose RMS norm is one kernel (nanotron's `TritonRMSNorm` in src/nanotron/models/llama.py).
@@ -105,6 +107,7 @@ class RowProgram:
             way of the host (deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8).
         lora: rank of the adapters beside each linear layer of a model whose own weights are trained too; 0 for none.
         adapters: rank of the adapters beside the projections of attention, if they alone are trained; 0 for none.
+        quantized: whether the weights of the layers have 4 bits, as QLoRA and GPTQ have them.
     """
 
     family: str
@@ -138,6 +141,7 @@ class RowProgram:
     lora: int = 0
     adapters: int = 0
     is_narrow: bool = False
+    quantized: bool = False
 
     @property
     def layer_parameters(self) -> int:
@@ -206,8 +210,10 @@ def has_no_program(row: Mapping[str, Any]) -> str:
     missing += ["zero_stage"] if row.get("zero_stage") is None else []
     if missing:
         return f"no {', '.join(missing)}"
-    if row.get("trains_adapters_alone") and (row.get("quantization") or not _adapters(row)):
+    if row.get("trains_adapters_alone") and not _adapters(row):
         return "adapters alone are trained"
+    if row.get("quantization") and not (_is_of_4_bits(row) and _adapters(row)):
+        return f"weights of {row['quantization']}"
     if others := {row["offload_optimizer"], row["offload_param"]} - {"none", "cpu", "unknown"}:
         return f"offload to {' and '.join(sorted(others))}"
     try:
@@ -260,6 +266,7 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         divided=divided,
         lora=row.get("lora") or 0,
         adapters=_adapters(row),
+        quantized=_is_of_4_bits(row),
     )
     copies, has = 2 * 2 * program.parameters / program.shards, row.get("gpu_memory_gib")
     is_narrow = row["zero_stage"] in (1, 2) and has is not None and copies > has * 2**30
@@ -285,8 +292,14 @@ def is_decided(row: Mapping[str, Any]) -> bool:
 
 def _adapters(row: Mapping[str, Any]) -> int:
     """Returns the rank of LoRA's adapters beside the projections of attention, if they alone are trained; else 0."""
-    is_known = sorted(str(row.get("lora_targets")).split()) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    # GPTs of BigCode alone have a `c_attn`.
+    has = {*str(row.get("lora_targets")).split()} - {"c_attn"}
+    is_known = has == {"k_proj", "o_proj", "q_proj", "v_proj"} and "gpt_bigcode" not in row["model"]
     return int(row.get("lora_rank") or 0) if row.get("trains_adapters_alone") and is_known else 0
+
+
+def _is_of_4_bits(row: Mapping[str, Any]) -> bool:
+    return "4 bit" in str(row.get("quantization"))
 
 
 def _is_eager(row: Mapping[str, Any]) -> bool:
@@ -315,7 +328,8 @@ def _family(row: Mapping[str, Any]) -> str:
     if not (from_issue or any(each in words for each in _HUGGING_FACE)):
         return "decoder"
     model = row["model"].lower()
-    return next((family for name, family in _FAMILIES if name in model), "llama")
+    # GPTQ is a format of weights.
+    return next((family for name, family in _FAMILIES if re.search(f"{name}(?!q)", model)), "llama")
 
 
 def _parameters(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, is_gated: bool) -> int:

@@ -105,6 +105,46 @@ class _WithAdapter(torch.nn.Module):
         return self.linear(x) + x @ self.right @ self.left
 
 
+class _OfFewBits(torch.autograd.Function):
+    """A product with a weight of 4 bits, which is copied into 16 bits in both passes and keeps no input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: Any) -> torch.Tensor:
+        ctx.layer = layer
+        return torch.nn.functional.linear(x, layer.copied(x))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0] @ ctx.layer.copied(gradients[0]), None
+
+
+class _Quantized(torch.nn.Linear):
+    """A linear layer with weights of 4 bits, two bytes of which are one number of its parameter."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, None
+        count = linear.in_features * linear.out_features
+        # A byte for the scale of 64.
+        self.weight = torch.nn.Parameter(torch.zeros(count // 4 + count // 128, 1), requires_grad=False)
+
+    def copied(self, like: torch.Tensor) -> torch.Tensor:
+        """Returns the weight in 16 bits."""
+        return like.new_empty(self.out_features, self.in_features)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the product."""
+        return _OfFewBits.apply(input, self)
+
+
+def _quantize(module: torch.nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, torch.nn.Linear):
+            setattr(module, name, _Quantized(child))
+        else:
+            _quantize(child)
+
+
 def _add_adapters(module: torch.nn.Module, rank: int) -> None:
     for name, child in module.named_children():
         if isinstance(child, torch.nn.Linear):
@@ -133,6 +173,9 @@ def model_of(program: Any, divided: Divided) -> torch.nn.Module:
     """Returns the model of a program, or this rank's part of it."""
     if program.family != "decoder":
         model = hugging_face_model(program)
+        if program.quantized:
+            base = getattr(model, "base", model)
+            _quantize(getattr(base, "model", base).layers)
         if program.lora:
             _add_adapters(model.base_model, program.lora)
         return model
