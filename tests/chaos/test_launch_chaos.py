@@ -260,6 +260,7 @@ def test_where_too_many_modules_start_a_thread_none_is_primed(trials, own_starte
     assert own_starter.notes == [note]
 
 
+@pytest.mark.long
 def test_closing_does_not_wait_for_a_server_that_still_primes(trials, own_starter):
     running = trials.start(trials.plan("plain.py"))
     trials.wait_until(lambda: own_starter._server is not None, 10, "the server")

@@ -287,6 +287,7 @@ def test_several_processes_may_create_the_store(tmp_path: Path) -> None:
         assert_there_once(uri, 1, study.root.name)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_server_that_is_away_holds_nothing_up(store: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=2)

@@ -25,8 +25,6 @@ from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 from zerotune.flows.own_server import entry_link
 from zerotune.flows.up import HEARTBEAT_S, POOL
 
-pytestmark = pytest.mark.alone
-
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"
 LATENCY_S = CANCELLED_S = 8.0
@@ -236,6 +234,7 @@ def test_commands_that_name_its_servers_use_its_credential(up: Up) -> None:
     assert f"http://127.0.0.1:{up.mlflow_port} answers, MLflow" in said
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_deployed_run_begins_within_seconds_and_says_what_is_wrong_with_its_parameters(up: Up) -> None:
     watched = up.prefect(
@@ -272,6 +271,7 @@ def test_its_processes_hear_signals_and_a_second_one_is_refused(up: Up) -> None:
     assert second.stderr == "zerotune up: it is already running. `zerotune down` stops it, from any terminal.\n"
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_readmes_command_tunes_and_the_mlflow_ui_has_the_study(up: Up) -> None:
@@ -295,6 +295,7 @@ def test_the_readmes_command_tunes_and_the_mlflow_ui_has_the_study(up: Up) -> No
     assert {file.path for file in client.list_artifacts(parents[0].info.run_id)} >= {"best_ds_config.json"}
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_run_that_is_cancelled_ends_soon_with_all_its_ranks(up: Up) -> None:
     up.zerotune.write_config(program=SLOW)
@@ -328,6 +329,7 @@ def in_its_ranks(up: Up) -> list[psutil.Process]:
     return [engine, *engine.children(recursive=True)]
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_run_that_dies_with_its_worker_is_crashed_by_its_missing_heartbeats_and_the_worker_is_started_again(
     up: Up,
@@ -376,6 +378,7 @@ def test_down_stops_everything_from_another_terminal(up: Up) -> None:
     assert (again.returncode, again.stderr) == (0, "zerotune up is not running.\n")
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_nothing_outlives_an_up_that_is_killed_and_the_next_one_names_its_lost_runs_and_keeps_the_pool_s_limit(
     tmp_path: Path, home: Path
