@@ -10,22 +10,23 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Trials
-from prefect.client.orchestration import get_client
-from prefect.client.schemas import FlowRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from study_fixtures import Study, Zerotune
 
 from zerotune.flows.prefect_server import PrefectServer
-from zerotune.tasks.cancellation import STATE
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.locks import host_lock_dir
 from zerotune.trial_lib.launch.slots import held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+
+# Each process that these tests spawn imports this file.
+if TYPE_CHECKING:
+    from conftest import Trials
+    from prefect.client.schemas import FlowRun
 
 pytestmark = pytest.mark.alone
 
@@ -100,7 +101,7 @@ def drive(kind: str, plan: TrialPlan, root: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_killed_driver_s_slots_are_free_once_no_rank_of_its_is_left_and_then_at_once(
-    trials: Trials, kind: str
+    trials: "Trials", kind: str
 ) -> None:
     plan = trials.plan("children.py", "--hang", "spin", slots=2)
     driver = SPAWN.Process(target=drive, args=(kind, plan, trials.root))
@@ -155,13 +156,18 @@ def test_two_flow_runs_at_once_share_the_slots_of_their_host(tmp_path: Path, hom
 def test_a_study_that_waits_for_slots_says_so_everywhere_and_ends_on_ctrl_c(
     tmp_path: Path, home: Path, server: PrefectServer
 ) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from zerotune.tasks.cancellation import STATE
+
     zerotune = Zerotune(tmp_path, home)
     host = this_host()
     with held_slots(host_lock_dir(), host, len(host.slots), never, what="another study"):
         command = zerotune.start("random", "-mt", "2", "-z", "1", PREFECT_API_URL=server.api_url)
         with temporary_settings({PREFECT_API_URL: server.api_url}), get_client(sync_client=True) as client:
 
-            def waiting_runs() -> list[FlowRun]:
+            def waiting_runs() -> "list[FlowRun]":
                 return [run for run in client.read_flow_runs() if run.state is not None and run.state.name == STATE]
 
             command.wait_until(waiting_runs, "a run in Prefect that waits", 60)
@@ -181,7 +187,7 @@ def test_a_study_that_waits_for_slots_says_so_everywhere_and_ends_on_ctrl_c(
     assert zerotune.study.record["status"] == "cancelled"
 
 
-def test_the_record_of_a_trial_has_its_wait(trials: Trials) -> None:
+def test_the_record_of_a_trial_has_its_wait(trials: "Trials") -> None:
     plan = trials.plan("plain.py")
     host = this_host()
     with held_slots(trials.lock_dir, host, len(host.slots), never, what="another study"):
