@@ -87,6 +87,7 @@ def test_the_time_is_that_of_all_attempts(shown: Shown, monkeypatch: pytest.Monk
     assert notes == ["the code's imports took more than 2 s: they are left to the ranks"]
 
 
+@pytest.mark.long
 def test_all_are_left_to_the_ranks_if_one_never_ends(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starters, "_PATIENCE_S", 1.0)
     modules, notes = shown("import leads", "import waits", "import follows")

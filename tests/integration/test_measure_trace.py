@@ -42,6 +42,7 @@ def test_a_program_without_a_loader_waits_for_no_data(trials):
     assert shares["compute"] > 0.3
 
 
+@pytest.mark.long
 def test_stage_3_on_two_ranks_gathers(trials):
     wide = ("transformer.py", "--length", "4", "--hidden", "384")
     options = {"micro_batch": 1, "slots": 2}

@@ -1,5 +1,6 @@
 """What a program prepares is there for all its ranks and for later trials; what its training writes goes with it."""
 
+import pytest
 from conftest import PREPARED_BY
 
 from zerotune.trial_lib.messages.orders import StepWindow
@@ -15,6 +16,9 @@ def found(folder):
     }
 
 
+@pytest.mark.parametrize(
+    "way_of_files", [pytest.param("layered", marks=pytest.mark.long), "intercepted"], indirect=True
+)
 def test_what_one_rank_prepares_by_whatever_function_is_there_for_all_and_for_the_next_trial(
     trials, prepares, way_of_files
 ):

@@ -105,6 +105,7 @@ def test_a_trial_that_is_not_told_that_batches_vary_takes_them_for_batches_that_
     assert result.outcome is Outcome.INVALID
 
 
+@pytest.mark.long
 def test_steps_that_do_not_follow_the_accumulation_are_no_candidates(trials: Trials) -> None:
     ran = ("--kind", "plain", "--accumulate", "2")
     result = profiled(trials, *ran)

@@ -64,6 +64,7 @@ def test_a_trainer_with_the_callback_is_measured(trials: Any, tmp_path: Path) ->
     assert not (model_dir / "output").exists()
 
 
+@pytest.mark.long
 def test_the_callback_reports_saves_and_ends_at_the_experiments_length(trainings: Trainings) -> None:
     training = train(trainings, length={"batches": 5})
     assert training.succeeded, training.logs

@@ -36,6 +36,7 @@ def test_ranks_share_a_batch_of_the_whole_world(trainings: Trainings) -> None:
     assert training.finished["batches"] == 2
 
 
+@pytest.mark.long
 def test_epochs_that_end_within_a_batch_are_told(trainings: Trainings) -> None:
     exact = trainings.run("Tiny", "exact", length={"epochs": 1}, hparams=hparams(trainings, "exact", samples=16))
     inexact = trainings.run("Tiny", "inexact", length={"epochs": 2}, hparams=hparams(trainings, "inexact", samples=10))
@@ -59,6 +60,7 @@ def test_an_epoch_begins_and_ends_where_the_context_says(trainings: Trainings) -
     ]
 
 
+@pytest.mark.long
 def test_an_experiment_in_epochs_needs_data_of_a_known_length(trainings: Trainings) -> None:
     values = hparams(trainings, iterable=True)
     training = trainings.run("Streams", length={"epochs": 1}, hparams=values)
@@ -88,6 +90,7 @@ def test_without_automatic_accumulation_the_wrong_number_of_micro_batches_is_cou
 # -- configuration ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_configuration_is_a_file(trainings: Trainings) -> None:
     assert trainings.run("UsesDsat").succeeded
 
@@ -139,6 +142,7 @@ def test_config_counts_where_args_name_another_configuration(trainings: Training
     assert "train_batch_size 4 by attribute, 4 by key" in training.said()
 
 
+@pytest.mark.long
 def test_a_loader_of_torch_is_refused_unless_the_checks_are_disabled(trainings: Trainings) -> None:
     refused = trainings.run("TorchLoader")
     assert "build_training_data_loader returned a torch.utils.data.dataloader.DataLoader" in refused.logs[0]
@@ -218,6 +222,7 @@ def test_a_class_that_is_no_trial_is_named(trainings: Trainings) -> None:
     assert "no DeepSpeedTrial. Derive the class from zerotune.DeepSpeedTrial" in trainings.run("NoTrial").logs[0]
 
 
+@pytest.mark.long
 def test_model_parallelism_that_the_loop_was_not_told_of_is_named(trainings: Trainings) -> None:
     example = EXAMPLES / "custom_mpu"
     training = trainings.run(
@@ -306,6 +311,7 @@ def test_one_rank_that_asks_to_stop_stops_all_of_them_after_a_report(trainings: 
     assert training.checkpoints == ["batch-00000008"]
 
 
+@pytest.mark.long
 def test_the_profiler_and_tensorboard_leave_their_files(trainings: Trainings) -> None:
     training = trainings.run("Watches", length={"batches": 2})
     assert training.succeeded, training.logs[0]

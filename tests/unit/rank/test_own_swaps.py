@@ -34,6 +34,7 @@ print("said", json.dumps([said, user["zero_optimization"]["offload_param"]["nvme
 """
 
 
+@pytest.mark.long
 def test_parameters_and_states_go_below_the_folder_that_is_named_and_the_configuration_stays(tmp_path: Path) -> None:
     scratch, nvme = tmp_path / "scratch", tmp_path / "nvme"
     scratch.mkdir()

@@ -111,7 +111,8 @@ def test_every_arm_that_can_win_is_raced_before_fine_knobs_are_tuned():
     assert {"z0", "z1", "z2"} <= set(first)
 
 
-@pytest.mark.parametrize("can_sweep", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("can_sweep", [False, True])
 def test_fine_knobs_wait_until_the_arms_that_can_win_have_shown_what_their_larger_sizes_bring(can_sweep):
     model = SimulatedModel(speed={0: 1.0, 1: 1.0, 2: 1.0, 3: 0.7})
     history = trials(drive(adaptive(problem(can_sweep=can_sweep), min_gain=0, max_trials=60), model.run))
