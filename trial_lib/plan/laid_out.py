@@ -262,7 +262,7 @@ class LaidOutDecoder:
         if not self.by_deepspeed or not self.zero_stage:
             return 0.0
         buckets = 2 if self.zero.get("overlap_comm") and self.zero_stage < 3 else 1
-        size = buckets * (6 if self.sequence > 1 else 2)
+        size = buckets * (4 if self.sequence > 1 else 2)
         return size * self._of_zero("reduce_bucket_size", _REDUCED) + self.gathered
 
     @property
