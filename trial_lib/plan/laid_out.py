@@ -409,8 +409,7 @@ class LaidOutDecoder:
             self._experts(log, times)
         self._sum_up(log, width, 2 if backward else 1)
         of_ffn = up / (2 * shape.hidden) + (shape.chosen * shape.expert_ffn if part == SPARSE else 0)
-        norms = 2 * width * self.writing.norm_moved * times
-        moved = (norms + 12 * width) / self._shared
+        moved = width * (2 * self.writing.norm_moved * times + 12) / self._shared
         moved += (8 * self._tokens * shape.of_queries + 10 * self._tokens * of_ffn) / self.tensor * times
         issued = sum(OPERATIONS[each.kind] not in COLLECTIVES for each in log.operations[begun:])
         count = max(1, round((self.writing.backward if backward else self.writing.forward) - issued))
@@ -458,14 +457,15 @@ class LaidOutDecoder:
         for _ in range(2):
             log.add("all_to_all", 0, 2 * sent * shape.hidden, ranks=self.expert, apart=1)
             log.add("copy", 0, 4 * sent * shape.hidden)
-        of_one = shape.hidden * shape.expert_ffn
         for matrices in (2, 1):
-            self._product(log, matrices * of_one, sent, times, shape.experts / self.expert)
+            self._product(log, matrices * shape.hidden * shape.expert_ffn, sent, times, shape.experts / self.expert)
 
     def _head(self, log: "_Log", backward: bool = False) -> None:
         self._product(log, self.shape.of_head_matrix, self._tokens, 2 if backward else 1)
         logits = self._tokens * self.shape.vocabulary
-        if not backward and (self.gathers or self._is_by_autotp):
+        if backward:
+            self._sum_up(log, self._tokens * self.shape.hidden, 1)
+        elif self.gathers or self._is_by_autotp:
             log.add("all_gather", 0, 2 * logits, ranks=self.tensor, apart=1)
         log.add("loss", 0, 10 * logits / (1 if self.gathers else self._of_vocabulary), _SINGLE)
 

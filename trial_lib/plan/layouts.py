@@ -269,7 +269,7 @@ def _planned(each: LaidOutDecoder, capacity: float) -> PlannedLayout:
 LAYOUTS_BY = (
     "Layouts are foreseen by formulas. What a layer computes and keeps comes from your program's run. On public grids "
     "of other frameworks, the best of the first three of such a list is 2 % slower than the best of all at the mean up "
-    "to four hosts, and 27 % beyond. There small micro-batches and pipelines were far slower than foreseen, and 51 % "
+    "to four hosts, and 26 % beyond. There small micro-batches and pipelines were far slower than foreseen, and 51 % "
     "of launches outside the interval (22 % up to four). Offload, and AutoTP with other groups, are not in the list."
 )
 """How sure the table is: `python -m benchmarks.replay.layouts`."""
