@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from case_fixtures import quick_first
 
 from zerotune.trial_lib.search.methods import METHODS
 
@@ -23,7 +24,7 @@ print(*sorted(name for name in sys.modules.keys() - loaded if sys.modules[name].
 """
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", quick_first(2, sorted(METHODS)))
 def test_a_search_imports_nothing_further_between_trials(method: str) -> None:
     here = Path(__file__).parent
     paths = os.pathsep.join(map(str, (here.parents[2], here)))
