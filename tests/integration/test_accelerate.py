@@ -51,6 +51,7 @@ def test_a_configuration_file_says_what_is_started(tmp_path: Path) -> None:
     assert [note.split()[0] for note in typed.notes] == ["--main_process_port"]
 
 
+@pytest.mark.long
 def test_options_make_a_configuration_that_only_the_code_knows(tmp_path: Path) -> None:
     options = ["--use_deepspeed", "--num-processes", "2", "--gpu_ids", "1,3", "--zero_stage", "3"]
     found = parse_accelerate(words(tmp_path, *options, "-m", "package.module", "x"), None)

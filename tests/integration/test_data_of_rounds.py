@@ -71,6 +71,7 @@ def test_the_loader_that_deepspeed_makes_is_moved_too(trials: Any) -> None:
     assert result.data_offset == (result.data_places or 0) // 2 > 0
 
 
+@pytest.mark.long
 @pytest.mark.devices(2)
 def test_a_program_that_makes_its_own_batches_says_that_it_could_not_be_moved(trials: Any) -> None:
     plan = trials.plan("plain.py", slots=2)

@@ -114,6 +114,7 @@ def moved(run: ForeseenRun, kind: str, *moments: str) -> float:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pipelined", quick_first(1, [False, True]))
 def test_an_update_reads_and_writes_gradients_master_copies_and_both_moments(
     foreseeing_starter: WarmStarter, tmp_path: Path, pipelined: bool

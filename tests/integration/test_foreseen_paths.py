@@ -192,6 +192,7 @@ def run_really(tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_a_model_of_transformers_has_the_operators_of_a_real_run(run_really, foresee_text, tmp_path):
     text = "CHOSEN = ['llama', 'gemma3', 'bert']" + MODELS
     run_really(text)

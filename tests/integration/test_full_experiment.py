@@ -96,6 +96,7 @@ def test_a_rank_that_leaves_without_a_record_is_a_crash_whatever_its_exit_status
     assert folder.record["status"] == "failed"
 
 
+@pytest.mark.long
 def test_a_class_that_breaks_the_api_is_not_started_again(folder: Folder, stand_in: None) -> None:
     arguments = folder.write_class(max_restarts=3, hparams={"invalid": True})
     end = run_to_its_end(new_full_experiment(arguments, folder.root))
@@ -246,6 +247,7 @@ def test_more_slots_than_the_host_has_are_refused(folder: Folder, home: Path) ->
     assert_refused(folder, home, "slots_per_trial is 4096, but this host has")
 
 
+@pytest.mark.long
 def test_a_changed_configuration_is_not_resumed(folder: Folder) -> None:
     arguments = folder.write_script("--crashes", "1")
     assert not run_to_its_end(new_full_experiment(arguments, folder.root)).completed

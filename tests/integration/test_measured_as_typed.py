@@ -60,6 +60,7 @@ class FirstRun:
         return run(plans, both, starter, this_host(), trials.lock_dir, cancelled, self.notes.append, lambda *_: None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_program_trains_on_and_is_measured_as_typed(trials: Trials, warm_starter: WarmStarter, slots: int) -> None:
     run = FirstRun(trials, warm_starter, "transformer.py", slots=slots)

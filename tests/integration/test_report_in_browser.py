@@ -84,6 +84,7 @@ def test_every_figure_is_seen_without_a_script(
     assert page.locator(f"#plot-throughput .{shown} .interval").count() > 20
 
 
+@pytest.mark.long
 def test_in_the_dark_it_is_dark_and_all_is_readable(browser: Browser, study: StudyPaths, desk: Opened) -> None:
     dark = opened(browser, study.report, scheme="dark")
     assert background(desk.page) != background(dark.page)
@@ -136,6 +137,7 @@ def test_it_can_be_walked_by_keyboard_and_named_by_a_screen_reader(desk: Opened)
     assert desk.page.evaluate("getComputedStyle(document.activeElement).left") == "8px"
 
 
+@pytest.mark.long
 def test_a_figure_s_own_page_works_alone(browser: Browser, study: StudyPaths) -> None:
     told = opened(browser, study.figures / "throughput.html", PHONE)
     assert (told.errors, told.requests) == ([], [(study.figures / "throughput.html").as_uri()])

@@ -70,6 +70,7 @@ def first_come_first_served(begins: float) -> list[float]:
     return starts
 
 
+@pytest.mark.long
 def test_of_twelve_waiters_none_waits_longer_than_those_before_it_take(tmp_path: Path) -> None:
     with held_slots(tmp_path, HOST, 4, never):
         waiters = [Waiter(tmp_path, *each) for each in zip(SIZES, HELD_S, strict=True)]

@@ -264,6 +264,7 @@ def test_a_size_withdrawn_for_memory_costs_no_trial_and_is_swept_to_only_when_mo
     assert withdrawn
 
 
+@pytest.mark.long
 def test_the_largest_sizes_grow_step_by_step_where_memory_is_no_limit():
     profile = replace(PROFILE, activation_mem_per_gpu=1, gpu_mem=2**40)
     history = drive(adaptive(problem(profile=profile)), SimulatedModel(memory=2**30, per_sample=1e-6).run)

@@ -36,6 +36,7 @@ def test_an_arm_that_the_host_has_no_room_for_is_not_asked_for():
     assert not any(map(offloads, asked(adaptive(problem(profile=NO_ROOM), **settings))))
 
 
+@pytest.mark.long
 def test_on_a_cpu_the_figure_means_nothing():
     settings = {"min_gain": 0, "max_trials": 24}
     with_figure = asked(adaptive(problem(profile=NO_ROOM, device="cpu"), **settings))

@@ -53,6 +53,7 @@ def readings_of_the_answer(noise, seed):
     return [candidate.key for candidate, _ in trials(history)].count(search.best[0].key)
 
 
+@pytest.mark.long
 def test_where_readings_vary_the_answer_has_been_measured_again():
     assert sum(readings_of_the_answer(0.1, seed) > 1 for seed in range(5)) >= 4
 

@@ -113,6 +113,7 @@ def test_probabilities_that_are_surer_than_the_trials_show(recorded):
     assert more_fitted(0.2) < more_fitted(0.0) - 0.05
 
 
+@pytest.mark.long
 def test_peaks_that_are_taken_for_surer_than_they_are_show(recorded):
     shapes = SHAPES["cpu", False]
     one = (0, 0, 1.0, 0, 0, 0, 0, 0)
