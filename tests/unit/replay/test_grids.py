@@ -65,6 +65,14 @@ def test_a_launch_that_may_not_fit_is_made_once_safer_ones_have_little_to_gain(m
     assert figures["failed"]["10"] <= 0.2
 
 
+def test_even_odds_are_risked_once_the_launches_before_have_earned_it():
+    world = GridWorld(read_worlds(GRIDS)["LLaMA-13B (128k vocabulary)", 32, 2048, 2048])
+    order = by_adaptive(world, 10)
+    risked = [place for place, launch in enumerate(order) if world.chance(launch) < 0.6]
+    assert order[risked[0]] == max(world.launches, key=lambda launch: world.speed(launch) or 0.0)
+    assert risked[0] >= 4
+
+
 def test_a_plan_has_the_speed_of_each_launch():
     world = GridWorld(grid())
     arms, base = world.problem.space.arms, world.problem.base_config
