@@ -83,6 +83,7 @@ _LIGHTNINGS_NAME = re.compile(r"deepspeed(_stage_[123])?")
 _STRATEGY = "lightning.pytorch.strategies.DeepSpeedStrategy"
 # The configuration that Hydra has composed, in the place of a file's path. Overrides change it.
 _HYDRA = Path("hydra")
+_DEFAULT = re.compile(r"\$\{(\w+):?[-=](\w+)\}")  # of a variable of the shell
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _SECTION, _MIXED_PRECISION = "deepspeed_config", "mixed_precision"
 _BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
@@ -201,7 +202,8 @@ def _edits(
     values: "OtherValues",
     picks: Mapping[str, int],
 ) -> _Edits:
-    folder, typed = experiment.model_dir, {**os.environ, **experiment.environment_variables}
+    folder = experiment.model_dir
+    typed = {**_defaults(words, folder), **os.environ, **experiment.environment_variables}
     edits = _Edits(list(words), folder, _named_files(words, folder), environment=typed, picks=picks)
     if known.found is not None and known.found.hydra_config:
         edits.files.append(_File(_HYDRA, False, "", known.found.hydra_config))
@@ -289,6 +291,12 @@ def _file(path: Path, by_folder: bool, named_at: tuple[Path, Key] | None = None)
     except (OSError, ValueError):
         return None
     return _File(path, by_folder, text, content, named_at) if isinstance(content, dict) else None
+
+
+def _defaults(words: Sequence[str], folder: Path) -> dict[str, str]:
+    # The variables of shell scripts among the words, with the values that they have if nothing sets them.
+    scripts = [folder / word for word in words if PurePath(word).suffix in (".sh", ".bash")]
+    return dict(pair for path in scripts if path.is_file() for pair in _DEFAULT.findall(read_bounded(path, _LARGEST)))
 
 
 def _as_override(value: Any) -> str:
@@ -455,7 +463,9 @@ def _place_batch(edits: _Edits, known: KnownProgram, config: Mapping[str, Any], 
     by_trainer = {} if known.found is None or MICRO_BATCH not in known.found.batch else known.found.batch
     for key, target in known.arg_mappings.items():
         if key in changed and (value := setting_at(new, key)) is not None:
-            edits.put_word(target, value)
+            # A script may start the program with an option of its own, whatever stands behind the script's name.
+            others = () if typed_as(target, edits.words) else _by_name(edits, key, own.get(key))
+            edits.put_at(edits.pick(key, (target, *others)) or target, value)
     for key in (MICRO_BATCH, ACCUMULATION):
         if key not in changed or key in known.arg_mappings:
             continue

@@ -87,8 +87,7 @@ def write_best_experiment(
 def _assigned(launcher: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     # The words before a program's arguments with variables set, each in the place of a typed assignment.
     words, left = list(launcher), dict(variables)
-    begin = 1 if words[:1] == ["env"] else 0
-    position = begin
+    position = begin = 1 if words[:1] == ["env"] else 0
     while position < len(words) and ASSIGNMENT.match(words[position]):
         name = words[position].partition("=")[0]
         if name in left:
@@ -99,6 +98,8 @@ def _assigned(launcher: Sequence[str], variables: Mapping[str, str]) -> list[str
 
 # How you apply the switches that ZeroTune has turned: by a Trainer's options, or a line in your code. Pure.
 
+_AS_THEY_ARE = {ATTENTION: "--attn_implementation", COMPILE: COMPILE_OPTION, **LOADER_OPTIONS}  # options with values
+_ADAM = {True: "adamw_torch_fused", False: "adamw_torch"}  # by whether it is fused
 _OF_WORKERS = (PREFETCH, PERSISTENT)  # torch and the Trainer refuse these settings if there are no workers
 _BY_CALL = "calls each such block by torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)"
 
@@ -123,20 +124,19 @@ _SAID: dict[str, Callable[[Any], str]] = {
 
 
 def _loader(place: str, value: Any, found: ProgramProfile) -> str:
-    name = place.partition(":")[2]
     by_trainer = found.loading is not None and found.loading.by_trainer
     refused = [f"{'dataloader_' if by_trainer else ''}{each.partition(':')[2]}" for each in _OF_WORKERS]
     without = f", without {' and '.join(refused)}" if (place, value) == (WORKERS, 0) else ""
     if by_trainer:
         return f"{_typed(LOADER_OPTIONS[place].lstrip('-'), value)} of the training arguments{without}."
     line = found.loading.made_at if found.loading is not None else ""
-    return f"{name}={value} in the DataLoader{f' at {line}' if line else ''}{without}."
+    return f"{place.partition(':')[2]}={value} in the DataLoader{f' at {line}' if line else ''}{without}."
 
 
 def _fused(value: Any, found: ProgramProfile) -> str:
     if MICRO_BATCH in found.batch:
         # Hugging Face's training arguments have the batch, so the Trainer makes the optimizer.
-        return f"{_typed(OPTIMIZER_OPTION.lstrip('-'), _adam(value))} of the training arguments."
+        return f"{_typed(OPTIMIZER_OPTION.lstrip('-'), _ADAM[bool(value)])} of the training arguments."
     # An explicit False would keep torch from its own choice of a form.
     if not found.optimizer:
         # DeepSpeed makes it, and hands on what `params` has beside `torch_adam` (deepspeed/runtime/engine.py).
@@ -144,10 +144,6 @@ def _fused(value: Any, found: ProgramProfile) -> str:
         return f"{word} in optimizer.params of the DeepSpeed configuration."
     optimizer = found.optimizer.rpartition(".")[2]
     return f"fused=True in {optimizer}(...)." if value else f"{optimizer}(...) without fused=True."
-
-
-def _adam(is_fused: Any) -> str:
-    return "adamw_torch_fused" if is_fused else "adamw_torch"
 
 
 def _typed(name: str, value: Any) -> str:
@@ -170,10 +166,8 @@ def lines_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], found: Pro
 
 def trainer_options(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, str]:
     """The options of a Trainer's command line that set switches, of those `offered` that have an effect there."""
-    options: dict[str, str] = {}
-    for place in differing(turned, own):
-        options |= _options_of(place, turned[place], offered)
-    return options
+    each = (_options_of(place, turned[place], offered) for place in differing(turned, own))
+    return {name: value for options in each for name, value in options.items()}
 
 
 def options_to_remove(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> list[str]:
@@ -197,14 +191,10 @@ def differing(turned: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 
 
 def _options_of(place: str, value: Any, offered: Collection[str]) -> dict[str, str]:
-    if place == ATTENTION:
-        options = {"--attn_implementation": str(value)}
-    elif place == COMPILE:
-        options = {COMPILE_OPTION: str(value)}
+    if place in _AS_THEY_ARE:
+        options = {_AS_THEY_ARE[place]: str(value)}
     elif place == FUSED:
-        options = {OPTIMIZER_OPTION: _adam(value)}
-    elif place in LOADER_OPTIONS:
-        options = {LOADER_OPTIONS[place]: str(value)}
+        options = {OPTIMIZER_OPTION: _ADAM[bool(value)]}
     elif place != CHECKPOINTING or (value == "every_second" and "--activation_checkpointing" not in offered):
         # Before transformers 5 a Trainer has all layers or none.
         return {}

@@ -115,6 +115,18 @@ output_dir: out
 """
 
 
+def test_a_variable_that_a_shell_script_gives_a_default_is_set_before_the_command(folder: Path) -> None:
+    """The script writes the configuration and starts the program with an option of its own."""
+    (folder / "launch.sh").write_text("MBS=${MBS:-2}\nGAS=${GAS-4}\nSTAGE=${STAGE:=2}\n./more --size ${MBS}\n")
+    found = dataclasses.replace(IN_CODE, arg_mappings={MICRO_BATCH: "--batch-size"})
+    command = f"{TRAIN} --batch-size 2"
+    likeliest = answer(folder, command, found, {"stage": 1}, wrapper="bash launch.sh")
+    assert likeliest.words == ("bash", "launch.sh", "--batch-size", "8")
+    own = answer(folder, command, found, {"stage": 1}, wrapper="bash launch.sh", way=1)
+    assert own.words == ("bash", "launch.sh")
+    assert {name: own.variables[name] for name in ("MBS", "GAS", "STAGE")} == {"MBS": "8", "GAS": "1", "STAGE": "1"}
+
+
 def test_a_yaml_file_and_the_json_that_it_names_change_together(folder: Path) -> None:
     (folder / "lf.yaml").write_text(LLAMAFACTORY)
     own = answer(folder, f"{TRAIN} lf.yaml", zero={"stage": 3, "reduce_bucket_size": 1000}, wrapper="cli train lf.yaml")
