@@ -183,8 +183,6 @@ class LaidOutDecoder:
     def _recomputed_of(self, parts: Sequence[str]) -> int:
         return round(self.recomputed * (parts.count(LAYER) + parts.count(SPARSE)) / self.shape.layers)
 
-    # -- bytes ---------------------------------------------------------------------------------------------------
-
     @cached_property
     def states(self) -> float:
         """Bytes of parameters, gradients and optimizer states on the device that needs most."""
@@ -304,8 +302,6 @@ class LaidOutDecoder:
             # Likewise of each expert that a token has, with the token as it goes there and as it comes back.
             divided += self._tokens * shape.chosen * (8 * shape.expert_ffn + 4 * shape.hidden)
         return self.writing.kept * whole / self._shared, divided / self.tensor
-
-    # -- seconds -------------------------------------------------------------------------------------------------
 
     @cached_property
     def step(self) -> PlannedStep:
@@ -451,8 +447,7 @@ class LaidOutDecoder:
             log.add("all_reduce", 0, 2 * width, ranks=self.tensor, apart=1)
 
     def _experts(self, log: "_Log", times: int) -> None:
-        shape = self.shape
-        sent = self._tokens * shape.chosen
+        shape, sent = self.shape, self._tokens * self.shape.chosen
         self._product(log, shape.hidden * shape.experts, self._tokens, times)
         for _ in range(2):
             log.add("all_to_all", 0, 2 * sent * shape.hidden, ranks=self.expert, apart=1)
