@@ -28,7 +28,7 @@ from zerotune.trial_lib.plan.device_memory import (
 )
 from zerotune.trial_lib.plan.devices import DeviceFigures
 from zerotune.trial_lib.plan.scaling import growth_between, have_same_events
-from zerotune.trial_lib.search.budgets import Uncertain
+from zerotune.trial_lib.search.budgets import FORESEEN_ERROR, Uncertain
 
 GIB, MIB = 2**30, 2**20
 
@@ -87,7 +87,7 @@ def workspaces(capability: float = 8.0) -> tuple[int, ...]:
 # The widths of intervals. `benchmarks/foresee/public_gpus/fit_memory.py` finds the next three from public peaks, and
 # judges them by sources that are left out. Programs were rebuilt from facts there, so one's own run may be nearer.
 
-PROGRAM_ERROR = 0.087
+PROGRAM_ERROR = FORESEEN_ERROR
 """Standard deviation of the allocated peak, as a share."""
 
 PIECES_ERROR = 0.999

@@ -69,7 +69,7 @@ _USUAL = 2.0
 # The precision of the knowledge that a peak was below a limit, as a share of the available memory.
 _EDGE = 0.02
 # The error of differences between arms, as a share: of analytic ones, and of foreseen ones on a GPU, which are off as
-# other foreseen peaks are (`PROGRAM_ERROR` in trial_lib/plan/fits.py). At least it is a share of the whole budget.
+# other foreseen peaks are (trial_lib/plan/fits.py says by what). At least it is a share of the whole budget.
 _DIFFERENCE_ERROR, FORESEEN_ERROR, _LEAST_ERROR = 0.3, 0.087, 0.03
 
 
