@@ -92,7 +92,8 @@ def test_a_plan_of_several_sizes_gives_an_arm_its_curve():
     arm = expected("z3", 40.0, micro_batch=8, speeds={2: 30.0, 8: 40.0, 32: 20.0})
     model = model_of([arm, expected("z1", 50.0)])
     few, own, many = model.expected([Point(LABELS.index("z3"), 0, size) for size in (2, 8, 32)])
-    assert (few - own, many - own) == pytest.approx((math.log(40 / 30), math.log(2)), rel=0.03)
+    # With one in ten the plan says nothing.
+    assert (few - own, many - own) == pytest.approx((0.9 * math.log(40 / 30), 0.9 * math.log(2)), rel=0.03)
     # Beyond the sizes that it says, the overhead of a pass is shared as usual.
     few, own, many = model.expected([Point(LABELS.index("z1"), 0, size) for size in (1, 8, 32)])
     assert few > own > many
@@ -111,7 +112,7 @@ def test_an_arm_that_is_foreseen_slow_is_no_less_sure_however_large_its_micro_ba
     model = model_of(PLAN, ("z0", 8, 100.0))
     fast, slow, slowest = (Point(LABELS.index(label), 0, 8) for label in ("z1", "z2", "z3"))
     gains = model.predict([fast, slow, slowest]).gain
-    assert gains[0] > 1.5 * gains[1] > 2 * gains[2]
+    assert gains[0] > 1.5 * gains[1] > 1.5 * gains[2]
 
 
 def test_where_all_arms_are_off_by_one_factor_the_plans_order_stands():
