@@ -77,25 +77,3 @@ def test_another_process_may_be_started(trials, tmp_path: Path) -> None:
     result = trials.run("train.py", model_dir=tmp_path, deadline_s=60)
     assert result.outcome is Outcome.CRASHED
     assert "KeyError: 'end'" in result.reason
-
-
-_COUNTS_BUFFERS = """
-import os
-from pathlib import Path
-import deepspeed
-deepspeed.init_distributed()
-of_port = f"deepspeed_allreduce_buffer_*_{os.environ['MASTER_PORT']}_{os.environ['RANK']}"
-print("buffers:", len(list(Path("/dev/shm").glob(of_port))), flush=True)
-"""
-
-
-@pytest.mark.devices(1, "cpu")
-@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_only_a_rank_with_others_beside_it_has_a_buffer_for_exchanges(trials, tmp_path: Path, slots: int) -> None:
-    """On a CPU, where DeepSpeed would write 69 MB in every trial."""
-    (tmp_path / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
-    (tmp_path / "train.py").write_text(f"{_COUNTS_BUFFERS}\n{(PROGRAMS / 'plain.py').read_text()}")
-    plan = trials.plan("train.py", model_dir=tmp_path, slots=slots, window=StepWindow(1, 3, max_steps=2))
-    result = trials.start(plan).result()
-    assert result.outcome is Outcome.COMPLETED, result.reason
-    assert f"buffers: {0 if slots == 1 else 1}" in plan.paths.log(0).read_text()

@@ -10,6 +10,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BA
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.inputs.accelerate import ACCUMULATION_VARIABLE
 from zerotune.trial_lib.inputs.documents import SUFFIXES, leaves, read_document
+from zerotune.trial_lib.inputs.launchers import launcher_named
 from zerotune.trial_lib.inputs.places import typed_as
 from zerotune.trial_lib.inputs.program_code import own_code
 from zerotune.trial_lib.inputs.read_experiment import Experiment
@@ -119,7 +120,7 @@ def way_to(kind: str, experiment: Experiment, found: ProgramProfile, on_processo
     for typed in typed_as("--deepspeed", entrypoint.arguments) if framework == "Trainer" else ():
         return f"leave out --deepspeed {typed.value}{more}"
     launching = [word for word, content in files.items() if content.get("distributed_type") == "DEEPSPEED"]
-    if on_processor and (launching or entrypoint.launched_by == "accelerate"):
+    if on_processor and (launching or launcher_named(entrypoint.launched_by).hands_over_config):
         ranks = f"torchrun --nproc_per_node {entrypoint.slots} {entrypoint.script or f'-m {entrypoint.module}'}"
         return f"ACCELERATE_USE_CPU=true {ranks} in place of `accelerate launch`, which starts one rank on processors"
     launched = {"ddp": "MULTI_GPU", "fsdp2": "FSDP, with fsdp_version: 2"}[kind]

@@ -76,11 +76,10 @@ def _arriving(original: Callable[..., Any]) -> Callable[..., Any]:
 def _arrive(ranks: int) -> NoReturn:
     # Writes the file whole, unless another process has written it.
     is_worker = os.getpid() != _process or "--multiprocessing-fork" in sys.orig_argv
-    arrived = {**_started, "ranks": ranks, "is_worker": is_worker}
     path = os.environ[ARRIVED]
     own = f"{path}.{os.getpid()}"
     with open(own, "w", encoding="ascii") as file:  # noqa: PTH123
-        json.dump(arrived, file)
+        json.dump({**_started, "ranks": ranks, "is_worker": is_worker}, file)
     with contextlib.suppress(FileExistsError):
         os.link(own, path)
     while True:
