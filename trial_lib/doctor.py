@@ -328,9 +328,8 @@ def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[
             said = f"{compiler}, {ninja}, but no {own}: the ops of a GPU cannot be built"
             return warn(COMPILER, said, "Install the CUDA toolkit that torch was built for, and set CUDA_HOME to it.")
         found.append(own_path)
-    if not isinstance(report, str) and " " in report["torch_libraries"]:
-        said = f"torch links no op in an environment whose path has a space ({report['torch_libraries']})"
-        return fail(COMPILER, said, "Make the environment in a folder without one.")
+    if not isinstance(report, str) and " " in (linked := report["torch_libraries"]):
+        return fail(COMPILER, f"torch links no op with {linked}", "Make the environment in a folder without a space.")
     return ok(COMPILER, ", ".join(found))
 
 

@@ -214,6 +214,18 @@ def test_a_trial_that_ran_again_after_a_resume_is_sent_again(store: str, tmp_pat
     assert_there_once(store, 1)
 
 
+def test_a_profile_is_shown_as_its_last_attempt_ended(store: str, tmp_path: Path) -> None:
+    paths = new_study(tmp_path, trials=0)
+    add_trial(paths, 0, outcome=Outcome.CRASHED)
+    sync = StudySync(paths, store)
+    sync.run()
+    paths.trial(0).root.rename(tmp_path / "first attempt")
+    add_trial(paths, 0)
+    add_trial(paths, 1, ended=False)
+    sync.run()
+    assert_there_once(store, 1)
+
+
 def test_a_run_that_was_created_twice_is_there_once(store: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=1)
     StudySync(paths, store).run()

@@ -228,29 +228,30 @@ class StudySync(Sync):
         return runs
 
     def _send_parts(self, runs: Runs, record: StudyRecord, run_id: str) -> None:
-        # Sends the trials that have ended since.
         paths = self._paths
         self.page = trials_page(runs.experiment_id, record.study_id)
         if paths.trial(0).root.name not in self._settled:
             # The profile trial may find some in the code.
             runs.secrets = self._secrets()
-        for name in sorted({*os.listdir(paths.trials)} - self._settled):  # noqa: PTH208 - names alone, thousands of them
+        names = os.listdir(paths.trials)  # noqa: PTH208 - names alone, thousands of them
+        for name in sorted({*names} - self._settled):
             trial = TrialPaths(paths.trials / name)
             if not trial.result.exists():
                 continue
             fingerprint = files_hash([trial.result])
             if fingerprint not in self._hashes:  # a result contains its trial's id, so no two have the same hash
                 self._send(runs, trial_content(record, trial, run_id), fingerprint)
-            self._settled.add(name)
-        if record.status is StudyStatus.COMPLETED and record.best_number is not None:
-            best = paths.trial(record.best_number)
-            if best.result.exists():
-                content = trial_content(record, best, run_id)
-                runs.tag(content, WINNER, "winner")
-                value = next((each.value for each in content.metrics if each.name == ORDER), None)
-                # A metric's last step is what MLflow sorts by.
-                top = order_of(record.metric, value, "answer").items()
-                runs.log_metrics(runs.run_of(content), [(n, v, milliseconds(record.started_at), 1) for n, v in top])
+            # The profile trial writes a result for each place of the batch that it tries.
+            if len(names) > 1 or record.status is not StudyStatus.RUNNING:
+                self._settled.add(name)
+        best = None if record.best_number is None else paths.trial(record.best_number)
+        if record.status is StudyStatus.COMPLETED and best is not None and best.result.exists():
+            content = trial_content(record, best, run_id)
+            runs.tag(content, WINNER, "winner")
+            value = next((each.value for each in content.metrics if each.name == ORDER), None)
+            # A metric's last step is what MLflow sorts by.
+            top = order_of(record.metric, value, "answer").items()
+            runs.log_metrics(runs.run_of(content), [(n, v, milliseconds(record.started_at), 1) for n, v in top])
 
     def _send(self, runs: Runs, content: RunContent, fingerprint: str) -> None:
         super()._send(runs, content, fingerprint)

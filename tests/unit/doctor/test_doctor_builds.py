@@ -80,7 +80,7 @@ def test_a_compiler_or_a_ninja_that_is_missing_is_told_by_what_it_costs(tmp_path
     tool(tmp_path, "c++")
     assert check_compiler(environment, "cpu", report()).verdict is Verdict.OK
     unquoted = check_compiler(environment, "cpu", {**report(), "torch_libraries": "/my env/torch/lib"})
-    assert (unquoted.verdict, unquoted.remedy) == (Verdict.FAIL, "Make the environment in a folder without one.")
+    assert (unquoted.verdict, unquoted.remedy) == (Verdict.FAIL, "Make the environment in a folder without a space.")
     assert "no nvcc" in check_compiler(environment, "cuda", report()).said
     tool(tmp_path / "cuda" / "bin", "nvcc")
     assert check_compiler(environment, "cuda", report()).verdict is Verdict.OK

@@ -52,8 +52,8 @@ _NO_TOOLKIT = "there is no nvcc, the compiler of the CUDA toolkit, where CUDA_HO
 def environment_report() -> dict[str, Any]:
     """Returns the versions, the devices that torch sees, and the state of each of DeepSpeed's ops.
 
-    `torch_cuda` is the CUDA that torch was built for, or None; `torch_libraries` is the folder that torch names to a
-    linker, without quotes; `accelerator` is DeepSpeed's name of the device.
+    `torch_cuda` is the CUDA that torch was built for, or None, `torch_libraries` what a linker is told without quotes,
+    and `accelerator` DeepSpeed's name of the device.
     """
     # DeepSpeed imports mlflow if it is installed, which takes seconds.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
