@@ -193,7 +193,7 @@ _OWN_SHARE = 0.2
 # its order may say nothing. Each case has its probability before any trial: the weight's deviation, the times, the
 # part of the differences that is expected.
 _OF_FORMULAS = {(0.3, 1.0, 1.0): 0.85, (1.5, 1.0, 1.0): 0.15}
-_OF_A_PLAN = {(0.3, 1.0, 1.0): 0.72, (0.3, 4.0, 1.0): 0.18, (0.3, 4.0, 0.0): 0.1}
+_OF_A_PLAN = {(0.3, 1.0, 1.0): 0.67, (0.3, 4.0, 1.0): 0.18, (0.3, 4.0, 0.0): 0.15}
 _CURVE_OCTAVES = 1.5
 # The ends of a plan's 90 % interval are so far apart (logarithm): a factor of two either way.
 _FARTHEST = 1.5

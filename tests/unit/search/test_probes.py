@@ -170,7 +170,7 @@ def test_an_arm_that_refutes_a_plan_gives_the_last_one_more_hope():
     assert last_may_win([2.0, 2.6]) > last_may_win([2.0, 2.1])
 
 
-def test_the_arm_that_a_plan_puts_last_by_mistake_is_found():
+def test_the_arm_that_a_plan_puts_last_runs_among_the_first_trials():
     base = problem().base_config
     speeds = [1.0, 0.9, 0.8, 0.7, 0.4]  # stage 3 is the last of the space
     plan = tuple(
@@ -178,6 +178,6 @@ def test_the_arm_that_a_plan_puts_last_by_mistake_is_found():
         for arm, speed in zip(SPACE.arms, speeds, strict=True)
     )
     model = SimulatedModel(speed={0: 0.6, 1: 0.7, 2: 0.8, 3: 1.2})
-    search = adaptive(problem(expected=plan), max_trials=20)
-    drive(search, model.run)
-    assert search.best[0].zero_stage == 3
+    history = trials(drive(adaptive(problem(expected=plan), max_trials=10), model.run))
+    first = next(place for place, (candidate, _) in enumerate(history) if candidate.zero_stage == 3)
+    assert first <= 5
