@@ -1,8 +1,9 @@
 """What `zerotune plan --layouts` says, held against whole grids of launches: `python -m benchmarks.replay.layouts`.
 
 Its candidates are the launches of a world, and its formulas are those of a plan. `megatron.py` has what frameworks do
-otherwise, and the one number that was found on launches, how many operations a layer has. It was found on worlds that
-are not held out. Every third world is, in the order of model, devices, length and batch.
+otherwise. Two numbers were found on launches, of worlds that are not held out: how many operations a layer of one
+framework has, and how far off groups over several hosts may be. Every third world is held out, in the order of model,
+devices, length and batch.
 """
 
 import argparse
@@ -20,10 +21,10 @@ from benchmarks.replay.grids import GRIDS, read_worlds
 from benchmarks.replay.megatron import Launch
 from zerotune.trial_lib.plan.layouts import best_layouts
 from zerotune.trial_lib.plan.plan_record import LIKELY
+from zerotune.trial_lib.plan.step_time import reaches_over_hosts
 
 RESULTS = Path(__file__).parents[1] / "results" / "replay_layouts.json"
 _NAMED = 3  # that a person would launch
-# Of up to so many hosts a network's latency and its neighbours matter little.
 _FEW_HOSTS = 4
 
 
@@ -44,10 +45,12 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     said = [(each.fits(capacity) >= LIKELY and each.is_possible, measured[id(each.decoder)] > 0) for each in launches]
     ran = [each for each in launches if measured[id(each.decoder)]]
     errors = [math.log(each.samples_per_s / measured[id(each.decoder)]) for each in ran]
-    in_interval = sum(
-        each.step.low <= each.step.seconds * each.samples_per_s / measured[id(each.decoder)] <= each.step.high
-        for each in ran
-    )
+    within: dict[bool, list[float]] = {False: [], True: []}
+    are_in = {False: 0, True: 0}
+    for each, error in zip(ran, errors, strict=True):
+        reaches = reaches_over_hosts(each.as_run(), each.cluster)
+        within[reaches].append(round(error, 3))
+        are_in[reaches] += each.step.low <= each.step.seconds * math.exp(error) <= each.step.high
     best = max(measured.values())
     named = best_layouts((each.decoder for each in launches if each.is_possible), capacity)
     found = [measured[id(each)] for each in named]
@@ -57,7 +60,10 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "launches": len(launches),
         "said_to_fit": [sum(told and did for told, did in said), sum(told for told, _ in said)],
         "said_not_to_fit": [sum(not told and not did for told, did in said), sum(not told for told, _ in said)],
-        "in_interval": [in_interval, len(ran)],
+        "in_interval": [sum(are_in.values()), len(ran)],
+        "in_interval_over_hosts": [are_in[True], len(within[True])],
+        "errors_over_hosts": within[True],  # logarithms of foreseen over measured speed
+        "errors_of_others": within[False],
         "speed_error": round(math.exp(median(map(abs, errors))) - 1, 4),
         "too_fast": round(math.exp(median(errors)), 4),
         "order_of_launches": _rank_correlation(
@@ -87,10 +93,22 @@ def summed_up(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = {name: [sum(each[name][place] for each in worlds) for place in (0, 1)] for name in _SAID}
     failed = sum(each["named_failed"] for each in worlds)
     named = sum(min(_NAMED, each["layouts"]) for each in worlds)
-    return {"worlds": len(worlds), **sums, "named_failed": [failed, named], **{name: over(name) for name in names}}
+    errors = {name: sorted(error for each in worlds for error in each[name]) for name in _ERRORS}
+    return {
+        "worlds": len(worlds),
+        **sums,
+        "named_failed": [failed, named],
+        **{name: over(name) for name in names},
+        **{name: [_off(median(map(abs, each))), _off(each[-1 - len(each) // 20])] for name, each in errors.items()},
+    }
 
 
-_SAID = ("said_to_fit", "said_not_to_fit", "in_interval")
+def _off(error: float) -> float:
+    return round(math.exp(error) - 1, 3)
+
+
+_SAID = ("said_to_fit", "said_not_to_fit", "in_interval", "in_interval_over_hosts")
+_ERRORS = ("errors_over_hosts", "errors_of_others")
 
 
 def main() -> None:
@@ -116,12 +134,15 @@ def main() -> None:
     }
     record = {
         "command": "python -m benchmarks.replay.layouts " + " ".join(sys.argv[1:]),
-        "figures": "median, mean, largest, smallest",
+        "figures": "median, mean, largest, smallest; of errors the median, and the largest but one in twenty",
         **{name: summed_up(of) for name, of in parts.items()},
         "worlds": worlds,
     }
     for name in parts:
         print(name, json.dumps(record[name]))
+    for name in _ERRORS:
+        for world in worlds.values():
+            del world[name]
     arguments.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -258,6 +258,20 @@ def test_a_run_shows_how_the_program_writes_a_layer() -> None:
     assert slow.bound == "launches"
 
 
+def test_groups_that_reach_over_hosts_may_be_far_slower_than_foreseen() -> None:
+    """As one launch in twenty on public grids was."""
+    two_hosts = Cluster(device=H100, hosts=2, per_host=8)
+
+    def surely(**more: Any) -> float:
+        step = _laid_out(micro_batch=8, **more).step
+        return step.seconds / step.high
+
+    for narrow in ({"tensor": 8}, {"stages": 2, "cluster": EIGHT}):
+        assert surely(**{"cluster": two_hosts, **narrow}) > 0.5
+    for wide in ({"stages": 2}, {"tensor": 16}):
+        assert surely(cluster=two_hosts, **wide) == pytest.approx(1 / 44)
+
+
 def test_formulas_are_held_against_the_run_of_the_same_arm() -> None:
     every = list(LayoutChoices(zero_stages=(2,)).on(SHAPE, EIGHT, 64))
     (named,) = planned_layouts(every, H100.memory)
