@@ -167,10 +167,8 @@ class Evaluation:
         return {"label": arm.label, "knobs": dict(arm.knobs), "is_own": arm.is_own, "switches": dict(arm.switches)}
 
     def _speed(self, step: PlannedStep) -> dict[str, object]:
-        wide = step.high / step.seconds, step.seconds / step.low
-
         def rate(value: float | None) -> PlannedRange | None:
-            return None if value is None else PlannedRange(value=value, low=value / wide[0], high=value * wide[1])
+            return None if value is None else PlannedRange.of_rate(value, step)
 
         without_data = max(step.seconds - step.parts["data"], 1e-9)
         tokens, price = rate(step.tokens_per_s), self.asked.price
@@ -440,11 +438,7 @@ def _best_count(arms: Sequence[_AtCount]) -> PlannedCount:
         micro_batch=size,
         accumulation=max(1, arm.policy.accumulation(size)),
         fits=arm.fits(size),
-        samples_per_s=PlannedRange(
-            value=step.samples_per_s,
-            low=step.samples_per_s * step.seconds / step.high,
-            high=step.samples_per_s * step.seconds / step.low,
-        ),
+        samples_per_s=PlannedRange.of_rate(step.samples_per_s, step),
         apart=step.apart,
         peak=arm.peak(size),
     )

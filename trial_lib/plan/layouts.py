@@ -67,6 +67,8 @@ class LayoutChoices:
         kinds, program, typed = {each.layout for each in requests}, run.program, as_typed(run, shape, cluster)
         by_autotp = "tensor" not in kinds and typed.tensor in (1, Layout.of(run.ds_config).tensor)
         by_autoep = "expert" not in kinds and not program.get("has_experts")
+        counts = {"none": 0, "every_second": shape.layers // 2, "full": shape.layers}
+        turnable = program.get("turnable", {}).get(CHECKPOINTING) or ()
 
         def sizes(kind: str, own: int, of_deepspeed: Sequence[int] = ()) -> list[int]:
             return sorted({own, *asked.get(kind, of_deepspeed)})
@@ -77,7 +79,7 @@ class LayoutChoices:
             pipelines=sizes("pipeline", typed.stages),
             experts=sizes("expert", typed.expert, _GROUPS if shape.by_autoep and by_autoep else ()),
             zero_stages=zero_stages,
-            recomputed=sorted({typed.recomputed, *_turnable(program, shape.layers)}),
+            recomputed=sorted({typed.recomputed, *(counts[value] for value in turnable if value in counts)}),
             by_autotp=by_autotp,
             by_autoep=by_autoep,
             micro_batch=run.micro_batch if program.get("fixed_batch") else None,
@@ -129,12 +131,10 @@ class LayoutChoices:
         # AutoTP divides no stages of a pipeline, and neither Ulysses nor experts are known together with others.
         return not undivided and layout.tensor <= cluster.per_host and sum(size > 1 for size in kinds) <= 1
 
-    def _stages(self, layout: Layout) -> Iterator[int]:
-        for stage in self.zero_stages:
-            # DeepSpeed's own mixtures have no stage 3 (deepspeed/runtime/engine.py), and pipelines stages 0 and 1.
-            most = 1 if layout.pipeline > 1 else 3 if self.by_autoep else 2
-            if stage <= most:
-                yield stage
+    def _stages(self, layout: Layout) -> list[int]:
+        # DeepSpeed's own mixtures have no stage 3 (deepspeed/runtime/engine.py), and pipelines stages 0 and 1.
+        most = 1 if layout.pipeline > 1 else 3 if self.by_autoep else 2
+        return [stage for stage in self.zero_stages if stage <= most]
 
     def _micro_batches(self, of_replica: int) -> list[int]:
         if self.micro_batch is not None:
@@ -175,12 +175,6 @@ def as_typed(run: ForeseenRun, shape: DecoderShape, cluster: Cluster, writing: W
 
 def _kind(request: RequestedKnob) -> str:
     return request.layout or _KINDS.get(request.path, "")
-
-
-def _turnable(program: Mapping[str, Any], layers: int) -> set[int]:
-    # How many layers a program can have recomputed.
-    counts = {"none": 0, "every_second": layers // 2, "full": layers}
-    return {counts[value] for value in program.get("turnable", {}).get(CHECKPOINTING) or () if value in counts}
 
 
 def best_layouts(every: Iterable[LaidOutDecoder], capacity: float) -> list[LaidOutDecoder]:
@@ -244,9 +238,6 @@ def planned_layouts(every: Iterable[LaidOutDecoder], capacity: float) -> tuple[P
 
 
 def _planned(each: LaidOutDecoder, capacity: float) -> PlannedLayout:
-    step = each.step
-    wide = step.high / step.seconds, step.seconds / step.low
-    tokens = step.samples_per_s * each.shape.tokens
     return PlannedLayout(
         tensor=each.tensor,
         sequence=each.sequence,
@@ -260,7 +251,7 @@ def _planned(each: LaidOutDecoder, capacity: float) -> PlannedLayout:
         accumulation=each.accumulation,
         fits=each.fits(capacity),
         bytes=each.bytes,
-        tokens_per_s=PlannedRange(value=tokens, low=tokens / wide[0], high=tokens * wide[1]),
+        tokens_per_s=PlannedRange.of_rate(each.step.samples_per_s * each.shape.tokens, each.step),
     )
 
 

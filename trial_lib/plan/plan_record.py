@@ -18,6 +18,7 @@ from zerotune.trial_lib.messages.foreseen_run import Ask, ForeseenRun
 from zerotune.trial_lib.plan.arms import PlanArm, with_switches
 from zerotune.trial_lib.plan.fits import PeakForecast, peak_interval
 from zerotune.trial_lib.plan.scaling import ArmRuns, Growth, growth_between, with_common_loading
+from zerotune.trial_lib.plan.step_time import PlannedStep
 from zerotune.trial_lib.records.candidate import FrozenRecord
 from zerotune.trial_lib.records.folders import AnswerFolder
 from zerotune.trial_lib.records.switches import switch_key
@@ -51,6 +52,10 @@ class PlannedRange(_Foreseen):
     def of_peak(cls, forecast: PeakForecast, capacity: float) -> "PlannedRange":
         low, high = peak_interval(forecast, capacity)
         return cls(value=forecast.needed.mean, low=low, high=high)
+
+    @classmethod
+    def of_rate(cls, value: float, step: PlannedStep) -> "PlannedRange":
+        return cls(value=value, low=value * step.seconds / step.high, high=value * step.seconds / step.low)
 
     def times(self, factor: float) -> "PlannedRange":
         return PlannedRange(value=self.value * factor, low=self.low * factor, high=self.high * factor)
