@@ -5,6 +5,8 @@ PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.13 python3.
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+# A test run starts hundreds of interpreters: none of them should compile again what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 # In this order: each has what the one before it has, and more.
 CHOSEN := $(VENV)/constraints.txt
 RANKS := $(VENV)/.ranks
@@ -98,7 +100,7 @@ $(PACKAGES): $(RANKS) $(FETCHED)
 
 $(INSTALLED): $(PACKAGES)
 	$(PIP) install -c $(CHOSEN) --no-compile -e '.[dev]'
-	# Some packages have files that are no Python. A shell with PYTHONDONTWRITEBYTECODE would compile ours at each start.
+	# Some packages have files that are no Python.
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib zerotune flows tasks trial_lib >/dev/null || true
 	touch $@
 
