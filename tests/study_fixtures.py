@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 from device_fixtures import need
@@ -60,10 +61,13 @@ class Zerotune:
 
     def start(self, *arguments: str | Path, **environment: str) -> "Running":
         """Starts the command; `METHOD` is given its experiment, `resume` is not."""
-        words = [str(argument) for argument in arguments]
-        if words[0] in ("adaptive", "asha", "binary", "random"):
-            words[1:1] = [str(self.config), str(self.model)]
-        return Running([str(BIN / "zerotune"), *words], self.folder, {**self.environment, **environment})
+        command = [str(BIN / "zerotune"), *self.words(*arguments)]
+        return Running(command, self.folder, {**self.environment, **environment})
+
+    def words(self, command: str | Path, *arguments: str | Path) -> list[str]:
+        """Returns what is typed behind `zerotune`."""
+        experiment = (self.config, self.model) if command in ("adaptive", "asha", "binary", "random") else ()
+        return [str(word) for word in (command, *experiment, *arguments)]
 
     def on_servers(self, api_url: str, store: Path) -> "Zerotune":
         """Gives its commands the tests' Prefect server and a copy of an MLflow store that has its tables."""
@@ -86,6 +90,19 @@ class Zerotune:
         """The one study there is."""
         (root,) = (self.folder / "zerotune-studies").iterdir()
         return Study(root)
+
+
+def run_here(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command that starts nothing, in this process: an interpreter of its own takes half a second to import."""
+    # Here, so that processes which import this file pay for neither.
+    from click.testing import CliRunner
+
+    from zerotune.flows.command_line import cli
+
+    with contextlib.chdir(folder), patch.dict(os.environ, environment):
+        ended = CliRunner().invoke(cli, words, prog_name="zerotune")
+    assert isinstance(ended.exception, SystemExit | None), ended.exception
+    return subprocess.CompletedProcess(words, ended.exit_code, ended.stdout, ended.stderr)
 
 
 class Running:

@@ -1,12 +1,11 @@
 """What the command says to input that it cannot use, and what its help says."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from case_fixtures import quick_first, quick_only
-from study_fixtures import BIN, Zerotune
+from study_fixtures import Zerotune, run_here
 
 MAX_CPU_S = 2.0  # of a refusal; on an idle machine it is its wall time
 
@@ -75,16 +74,14 @@ def contents(zerotune: Zerotune) -> set[str]:
 
 
 def refusal(zerotune: Zerotune, *arguments: str | Path) -> str:
-    """Runs the command, checks that it refuses as it should, and returns its message."""
-    before, cpu_before = contents(zerotune), os.times()
-    ended = zerotune.run(*arguments)
-    cpu = os.times()
+    """Runs the command in this process, checks that it refuses as it should, and returns its message."""
+    before = contents(zerotune)
+    ended = run_here(zerotune.folder, *zerotune.words(*arguments), XDG_DATA_HOME=zerotune.environment["XDG_DATA_HOME"])
     assert ended.returncode == 2, ended.stderr
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
     assert len([line for line in ended.stderr.splitlines() if line.startswith(("zerotune: ", "Error: "))]) == 1
     assert contents(zerotune) == before
-    assert cpu.children_user + cpu.children_system - cpu_before.children_user - cpu_before.children_system < MAX_CPU_S
     return ended.stderr
 
 
@@ -143,13 +140,20 @@ def test_a_folder_that_is_no_study_cannot_be_resumed(zerotune: Zerotune) -> None
     assert f"{zerotune.model}: this is not a study's folder: it has no study.json." in message
 
 
-def test_neither_torch_nor_prefect_is_imported_for_a_refusal(zerotune: Zerotune) -> None:
+@pytest.mark.parametrize("typed", [("asha",), ("tune", "--", "deepspeed", "trian.py")], ids=["asha", "tune"])
+def test_a_process_that_refuses_takes_no_time_and_leaves_nothing(zerotune: Zerotune, typed: tuple[str, ...]) -> None:
     zerotune.write_config(slots=4096)
-    ended = zerotune.run("asha", PYTHONPROFILEIMPORTTIME="1")
-    assert ended.returncode == 2
-    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time")}
+    before, cpu_before = contents(zerotune), os.times()
+    ended = zerotune.run(*typed, PYTHONPROFILEIMPORTTIME="1")
+    cpu = os.times()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    imports = [line for line in ended.stderr.splitlines() if line.startswith("import time")]
+    assert len([line for line in ended.stderr.splitlines() if line not in imports]) == 1
+    imported = {line.rpartition("|")[2].strip() for line in imports}
     assert "pydantic" in imported
     assert not {"torch", "deepspeed", "prefect", "mlflow"} & imported
+    assert contents(zerotune) == before
+    assert cpu.children_user + cpu.children_system - cpu_before.children_user - cpu_before.children_system < MAX_CPU_S
 
 
 @pytest.mark.parametrize(
@@ -172,9 +176,8 @@ def test_neither_torch_nor_prefect_is_imported_for_a_refusal(zerotune: Zerotune)
         ],
     ),
 )
-def test_help_lists_dsats_flags_with_defaults_and_units(method: str, flags: dict[str, str]) -> None:
-    shown = subprocess.run([BIN / "zerotune", method, "--help"], text=True, capture_output=True, check=True).stdout
-    text = " ".join(shown.split())
+def test_help_lists_dsats_flags_with_defaults_and_units(method: str, flags: dict[str, str], tmp_path: Path) -> None:
+    text = " ".join(run_here(tmp_path, method, "--help").stdout.split())
     common = {
         "-i, --include": "",
         "-mt, --max-trials": "50",

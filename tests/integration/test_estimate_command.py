@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.study_fixtures import Zerotune
+from tests.study_fixtures import Zerotune, run_here
 
 
 @pytest.fixture
@@ -53,7 +53,8 @@ def test_a_program_that_fails_is_said_in_a_sentence(zerotune):
     [(["--max-micro-batch", "0"], "--max-micro-batch"), (["--memory-headroom", "1.5"], "--memory-headroom")],
 )
 def test_bad_input_is_one_sentence(zerotune, arguments, flag):
-    ended = estimate(zerotune, *arguments)
+    words = ("estimate", str(zerotune.config), str(zerotune.model), *arguments)
+    ended = run_here(zerotune.folder, *words)
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"zerotune: {flag}")
     assert len(ended.stderr.splitlines()) == 1

@@ -9,9 +9,10 @@ import pytest
 from case_fixtures import quick_first
 from full_experiment_fixtures import Folder, run_to_its_end, runs_of
 from mlflow.tracking import MlflowClient
-from study_fixtures import Zerotune, query
+from study_fixtures import Zerotune, query, run_here
 
 from zerotune.flows.prefect_server import PrefectServer
+from zerotune.trial_lib.launch import full_training
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import MetricsReader
 from zerotune.trial_lib.records.folders import StudyStatus
@@ -35,7 +36,10 @@ def run(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Any
 # -- restarts ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_training_that_dies_resumes_from_its_last_checkpoint(folder: Folder, stand_in: None) -> None:
+def test_a_training_that_dies_resumes_from_its_last_checkpoint(
+    folder: Folder, stand_in: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_training, "_FIRST_PAUSE_S", 0.1)
     arguments = folder.write_class(batches=8, period=3, max_restarts=3, hparams={"crash_at": [2, 5]})
     end = run_to_its_end(new_full_experiment(arguments, folder.root))
     assert (end.completed, end.reason) == (True, "")
@@ -221,8 +225,7 @@ REFUSALS = {
 
 
 def assert_refused(folder: Folder, home: Path, said: str, *options: str) -> None:
-    command = folder.command(home)
-    ended = command.run(*command.arguments, *options)
+    ended = run_here(folder.root, *folder.command(home).arguments, *options, XDG_DATA_HOME=str(home))
     assert ended.returncode == 2, ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert ended.stderr.startswith("zerotune: ")

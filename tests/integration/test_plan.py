@@ -12,7 +12,7 @@ import jsonschema
 import mlflow
 import pytest
 
-from tests.study_fixtures import Zerotune
+from tests.study_fixtures import Zerotune, run_here
 from zerotune.api import Plan, schema_text
 from zerotune.trial_lib.plan.plan_record import PlanPaths, PlanRecord, read_run
 
@@ -223,7 +223,7 @@ def test_ctrl_c_leaves_nothing_behind(zerotune):
     ],
 )
 def test_wrong_words_are_one_sentence_and_leave_nothing(zerotune, words, said):
-    ended = zerotune.run("plan", *words, *COMMAND)
+    ended = run_here(zerotune.folder, "plan", *words, *COMMAND)
     assert ended.returncode == 2
     assert said in ended.stderr
     assert len(ended.stderr.splitlines()) == 1

@@ -1,24 +1,18 @@
 """`zerotune show`, as people and programs call it."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from case_fixtures import quick_first
 from plan_fixtures import plan_folder
 from report_fixtures import STUDY_ID, recorded_study, study_with_failures
-
-BIN = Path(sys.executable).parent
+from study_fixtures import BIN, run_here
 
 
 def show(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "120"}
-    return subprocess.run(
-        [BIN / "zerotune", "show", *arguments], cwd=folder, env=environment, text=True, capture_output=True
-    )
+    return run_here(folder, "show", *arguments, COLUMNS="120")
 
 
 def test_the_tables_have_the_answer_first_and_every_trial(tmp_path: Path) -> None:
@@ -40,8 +34,8 @@ def test_the_tables_have_the_answer_first_and_every_trial(tmp_path: Path) -> Non
 
 def test_a_program_gets_all_of_it(tmp_path: Path) -> None:
     recorded_study(tmp_path)
-    shown = show(tmp_path, STUDY_ID, "--json")
-    assert shown.returncode == 0
+    command = [BIN / "zerotune", "show", STUDY_ID, "--json"]
+    shown = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True)
     document = json.loads(shown.stdout)
     assert (document["study"], document["status"], document["gain"]) == (STUDY_ID, "completed", 2.52588)
     assert document["best"]["trial"] == 28

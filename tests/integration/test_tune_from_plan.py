@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from case_fixtures import quick_first
 from plan_fixtures import arm_by_hand, devices_by_hand, plan_by_hand
-from study_fixtures import Study, Zerotune
+from study_fixtures import Study, Zerotune, run_here
 
 from zerotune.trial_lib.plan.plan_record import PlannedTrials, PlanPaths, PlanRecord
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
@@ -78,7 +78,7 @@ def test_the_first_searched_trial_is_the_plans_answer(zerotune: Zerotune) -> Non
     quick_first(1, [("ds_config.json", "the plan is damaged or of another version"), ("no.json", "no such file")]),
 )
 def test_a_file_that_is_no_plan_ends_the_command_at_once(zerotune: Zerotune, name: str, said: str) -> None:
-    ended = zerotune.run("tune", "--plan", name, "--", *COMMAND)
+    ended = run_here(zerotune.folder, "tune", "--plan", name, "--", *COMMAND)
     assert ended.returncode == 2
     assert said in ended.stderr
     assert not (zerotune.model / "zerotune-studies").exists()
