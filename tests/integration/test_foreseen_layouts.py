@@ -66,9 +66,8 @@ def _transfers(run: ForeseenRun) -> dict[tuple[str, str], float]:
         _config(2),
         pytest.param(_config(1), marks=pytest.mark.long),
         pytest.param(_config(3), marks=pytest.mark.long),
-        _config(1, tensor_parallel={"autotp_size": 2}),
     ],
-    ids=["stage 2", "stage 1", "stage 3", "autotp"],
+    ids=["stage 2", "stage 1", "stage 3"],
 )
 def test_formulas_count_the_transfers_of_deepspeed(
     foresee_text: Callable[[str, Mapping[str, Any]], ForeseenRun], config: dict[str, Any]
@@ -76,16 +75,19 @@ def test_formulas_count_the_transfers_of_deepspeed(
     run = foresee_text(TRAINING, config)
     assert run.stopped == ""
     said = as_typed(run, _shape(run), TWO)
-    assert said.tensor == (2 if "tensor_parallel" in config else 1)
+    assert said.tensor == 1
     assert _transfers(said.as_run()) == pytest.approx(_transfers(run), rel=0.05)
 
 
-def test_a_layer_divided_by_autotp_keeps_what_formulas_say_after_a_run_of_the_whole(
+def test_formulas_count_the_transfers_of_autotp_and_what_a_divided_layer_keeps_after_a_run_of_the_whole(
     foresee_text: Callable[[str, Mapping[str, Any]], ForeseenRun],
 ) -> None:
     whole = foresee_text(TRAINING, _config(1))
     writing = Writing.of(whole, as_typed(whole, _shape(whole), TWO))
     run = foresee_text(TRAINING, _config(1, tensor_parallel={"autotp_size": 2}))
+    alone = as_typed(run, _shape(run), TWO)
+    assert alone.tensor == 2
+    assert _transfers(alone.as_run()) == pytest.approx(_transfers(run), rel=0.05)
     said = as_typed(run, _shape(run), TWO, writing)
     found = Writing.of(run, said)
     assert found.forward == pytest.approx(writing.forward, rel=0.1)

@@ -147,7 +147,8 @@ def test_a_wall_clock_that_is_set_meanwhile_changes_no_duration(
         assert sum(end.phases.values()) == pytest.approx(0.1, abs=0.08)
 
 
-@pytest.mark.parametrize(("uptime", "ahead"), [(5.0, 0.0), (1e9, 0.0), (1e9, -86400.0), (5.0, 86400.0)])
+# What is measured of another host is neither later nor earlier by its clocks: each is off to either side once.
+@pytest.mark.parametrize(("uptime", "ahead"), [(1e9, -86400.0), (5.0, 86400.0)])
 def test_ranks_of_another_host_may_have_any_uptime_and_any_wall_clock(swept: Any, uptime: float, ahead: float) -> None:
     def act(order: RankOrder) -> ProcessesEnd:
         for size in order.sizes:
