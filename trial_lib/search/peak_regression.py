@@ -48,7 +48,7 @@ class Mixture:
     def quantile(self, share: float) -> float:
         low = min(mean - 9 * sd for mean, sd in zip(self.means, self.deviations, strict=True))
         high = max(mean + 9 * sd for mean, sd in zip(self.means, self.deviations, strict=True))
-        for _ in range(50):
+        for _ in range(30):
             middle = (low + high) / 2
             low, high = (middle, high) if self.below(middle) < share else (low, middle)
         return (low + high) / 2
