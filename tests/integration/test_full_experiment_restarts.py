@@ -61,7 +61,6 @@ def test_a_script_that_somebody_kills_again_and_again_is_started_again(
     assert folder.record["attempts"] == 3
 
 
-@pytest.mark.alone
 def test_the_pause_before_a_restart_ends_with_the_command(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full_training, "_FIRST_PAUSE_S", 30.0)
     running = new_full_experiment(folder.write_script("--crashes", "1", max_restarts=1), folder.root)

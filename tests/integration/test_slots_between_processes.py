@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from conftest import Trials
     from prefect.client.schemas import FlowRun
 
-pytestmark = pytest.mark.alone
-
 SPAWN = multiprocessing.get_context("spawn")
 HOST = Host("cpu", ["0", "1", "2"], 2**30)
 WORKERS, KILLS = 4, 12
@@ -99,6 +97,7 @@ def drive(kind: str, plan: TrialPlan, root: Path) -> None:
     run_trial(plan, starter, this_host(), root / "locks", threading.Event())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_killed_driver_s_slots_are_free_once_no_rank_of_its_is_left_and_then_at_once(
     trials: "Trials", kind: str
@@ -131,6 +130,7 @@ def spans(study: Study) -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_two_flow_runs_at_once_share_the_slots_of_their_host(tmp_path: Path, home: Path, server: PrefectServer) -> None:
     both = []
@@ -152,6 +152,7 @@ def test_two_flow_runs_at_once_share_the_slots_of_their_host(tmp_path: Path, hom
     assert any(place.seconds > 0.5 and "-000" in "".join(place.holders) for place in waited)
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_study_that_waits_for_slots_says_so_everywhere_and_ends_on_ctrl_c(
     tmp_path: Path, home: Path, server: PrefectServer
@@ -187,6 +188,7 @@ def test_a_study_that_waits_for_slots_says_so_everywhere_and_ends_on_ctrl_c(
     assert zerotune.study.record["status"] == "cancelled"
 
 
+@pytest.mark.alone
 def test_the_record_of_a_trial_has_its_wait(trials: "Trials") -> None:
     plan = trials.plan("plain.py")
     host = this_host()
