@@ -90,12 +90,12 @@ def workspaces(capability: float = 8.0) -> tuple[int, ...]:
 PROGRAM_ERROR = FORESEEN_ERROR
 """Standard deviation of the allocated peak, as a share."""
 
-PIECES_ERROR = 0.999
+PIECES_ERROR = 0.604
 """Standard deviation of the memory that the allocator cannot use, as a share of what it reserves beyond the peak."""
 
-UNLIKE = 1.4
-"""How many times as wide the interval of a training is that is like none of those peaks: what peaks of LoRA need if the
-widths come from others, and the other way round."""
+UNLIKE = 1.3
+"""How many times as wide the interval of a training is that is like none of those peaks: the most that peaks of one kind
+of training or device need if the widths come from all others."""
 
 # The compute capabilities of V100, A100, A10G, H200 and B200.
 _MEASURED_ON = (7.0, 8.0, 8.6, 9.0, 10.0)

@@ -70,7 +70,7 @@ _USUAL = 2.0
 _EDGE = 0.02
 # The error of differences between arms, as a share: of analytic ones, and of foreseen ones on a GPU, which are off as
 # other foreseen peaks are (trial_lib/plan/fits.py says by what). At least it is a share of the whole budget.
-_DIFFERENCE_ERROR, FORESEEN_ERROR, _LEAST_ERROR = 0.3, 0.087, 0.03
+_DIFFERENCE_ERROR, FORESEEN_ERROR, _LEAST_ERROR = 0.3, 0.096, 0.03
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ _SUB_GROUP = 1e9
 _BY_MEMORY = {"fit", "no_fit", "peak_memory"}
 STORE, GRID_STORE = (Path(__file__).with_name(name) for name in ("row_bytes.json", "grid_bytes.json"))
 EDGE = 0.15
-"""How near to the memory of its device a row is run with all layers: twice `PROGRAM_ERROR`."""
+"""How near to the memory of its device a row is run with all layers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The widths of intervals, from public peaks of other sources."""
 
+import itertools
 import json
 from typing import Any
 
@@ -29,13 +30,24 @@ def peak(source: str, error: float, kind: str = "allocated", **fields: Any) -> P
     return Peak(row, found, Uncertain(GIB, 0.1 * GIB), 80 * GIB)
 
 
-def test_a_width_holds_nearly_all_sources_and_one_of_many_rows_counts_more() -> None:
+FAR_OFF = peak("of/one table", 0.3)
+
+
+def test_a_source_of_many_rows_counts_more_than_one_of_a_single_row() -> None:
     """A source with a hundred equal rows counts as ten."""
     right = [peak(f"of/{number} table", 0.05) for number in range(20)]
-    (program, _) = fitted([*right, peak("of/one table", 0.3)])
-    assert program == pytest.approx(0.05 / 1.05 / _WIDE, abs=2e-3)
-    (program, _) = fitted([*right, *(peak("of/one table", 0.3) for _ in range(100))])
-    assert program == pytest.approx(0.3 / 1.3 / _WIDE, abs=2e-3)
+    alone, (of_many, _) = fitted([*right, peak("of/one table", 0.3)])[0], fitted([*right, *100 * [FAR_OFF]])
+    assert 0.05 / 1.05 / _WIDE < alone < 0.7 * of_many
+    assert of_many == pytest.approx(0.3 / 1.3 / _WIDE, abs=2e-3)
+
+
+def test_no_row_decides_a_width_alone() -> None:
+    """With a quantile that is one of the rows, the eighth row more takes the width from 0.14 to 0.03."""
+    near, far = (lambda number: peak(f"of/{number} table", 0.05)), [FAR_OFF, peak("of/other table", 0.3)]
+    widths = [fitted([*map(near, range(count)), *far])[0] for count in range(12, 40)]
+    assert widths == sorted(widths, reverse=True)
+    assert max(more / less for more, less in itertools.pairwise(widths)) < 1.1
+    assert widths[-1] < 0.75 * widths[0]
 
 
 def test_rows_of_a_source_are_judged_by_the_others() -> None:
