@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.foresee import path_recorder
 from benchmarks.foresee.paths import RESULT
-from zerotune.trial_lib.plan.devices import Cluster, known_devices
+from zerotune.trial_lib.plan.devices import Cluster, Efficiencies, known_devices
 from zerotune.trial_lib.plan.fits import by_size
 from zerotune.trial_lib.plan.step_time import planned_step
 
@@ -255,4 +255,5 @@ def test_a_mask_of_ones_changes_neither_bytes_nor_speed(foresee_text, kernel):
     (without, seconds), (with_ones, seconds_with_ones) = found
     # The mask itself has a few bytes for each token, and a mask of queries by keys has 256 MiB.
     assert abs(with_ones - without) < 2**20
-    assert seconds_with_ones == pytest.approx(seconds, rel=0.005)
+    # The host asks four times what the mask has. Attention with a mask takes milliseconds more.
+    assert seconds_with_ones - seconds == pytest.approx(4 * Efficiencies().launch.value, rel=0.1)
