@@ -94,8 +94,8 @@ PIECES_ERROR = 0.604
 """Standard deviation of the memory that the allocator cannot use, as a share of what it reserves beyond the peak."""
 
 UNLIKE = 1.3
-"""How many times as wide the interval of a training is that is like none of those peaks: the most that peaks of one kind
-of training or device need if the widths come from all others."""
+"""How many times as wide the interval of a training is that is like none of those peaks: the most that the peaks of a
+kind of training or device need if the widths come from all others."""
 
 # The compute capabilities of V100, A100, A10G, H200 and B200.
 _MEASURED_ON = (7.0, 8.0, 8.6, 9.0, 10.0)
