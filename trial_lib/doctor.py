@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import http.client
 import json
 import os
 import shlex
@@ -12,34 +11,37 @@ import ssl
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import certifi
+import httpx
 from pydantic import TypeAdapter
 
 from zerotune.trial_lib.device.base import DeviceCondition, Host
 from zerotune.trial_lib.device.cuda_variables import unread_architectures
 from zerotune.trial_lib.device.nvml import driver_version
 from zerotune.trial_lib.device.this_host import kind_of, this_host
+from zerotune.trial_lib.inputs.entrypoint import default_interpreter
 from zerotune.trial_lib.launch.device_watch import company_said, neighbour
-from zerotune.trial_lib.launch.locks import own_folder
+from zerotune.trial_lib.launch.locks import host_lock_dir, own_folder
 from zerotune.trial_lib.launch.processes import environment_check
 from zerotune.trial_lib.launch.processes.channel import NoAnswerError, Question
 from zerotune.trial_lib.launch.processes.jit_builds import build_folders, is_stale
+from zerotune.trial_lib.launch.starters import rank_environment
 from zerotune.trial_lib.launch.trial_files import UNCOVERED, layer_refusal
 from zerotune.trial_lib.messages import shared_segments
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.records.folders import STUDIES as STUDIES_FOLDER
 from zerotune.trial_lib.records.units import bytes_shown
+from zerotune.trial_lib.study.folder import data_folder
+from zerotune.trial_lib.study.program import build_root, with_build_folder
 from zerotune.trial_lib.tracking.tracking_uri import (
     default_tracking_uri,
     is_database,
@@ -298,8 +300,8 @@ def check_locks(environment: Mapping[str, str]) -> Check:
     stale = [folder / "lock" for folder in build_folders(environment) if is_stale(folder / "lock")]
     if not stale:
         return ok(LOCKS, "none that a killed build has left")
-    remedy = shlex.join(["rm", *map(str, stale)])
-    return fail(LOCKS, f"{len(stale)} from a killed build: every process that needs the op waits forever", remedy)
+    said = f"{len(stale)} from a killed build: every process that needs the op waits forever"
+    return fail(LOCKS, said, _removal(stale))
 
 
 def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[str, Any] | str) -> Check:
@@ -503,24 +505,24 @@ def _check_file(database: Path, shown: str, ours: str) -> Check:
 
 
 def _check_server(uri: str, shown: str, ours: str) -> Check:
-    # urllib would read a password in the address as its port, and show it in the exception.
-    parts = urlsplit(uri)
-    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     try:
-        request = urllib.request.Request(f"{bare}/version", headers=_authorization(parts.username, parts.password))
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=_tls()) as answer:
-            theirs = answer.read(100).decode().strip()
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            return fail(
-                NAME,
-                f"{shown} refuses this user ({error.code})",
-                "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN. If you reach the "
-                "server by a name, MLFLOW_SERVER_ALLOWED_HOSTS must have that name.",
-            )
-        return warn(NAME, f"{shown} answers, but does not show its version ({error.code})", "See that it is an MLflow.")
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        server = httpx.URL(uri)
+        login = {} if server.userinfo else _login()
+        place = server.copy_with(path=f"{server.path.rstrip('/')}/version")
+        answer = httpx.get(place, **login, timeout=_TIMEOUT_S, verify=_tls(), follow_redirects=True)
+    except Exception as error:  # noqa: BLE001 - a proxy that the shell names has errors of its own
         return fail(NAME, f"{shown} does not answer ({error})", f"Start it, {_LATER}")
+    if answer.status_code in (401, 403):
+        return fail(
+            NAME,
+            f"{shown} refuses this user ({answer.status_code})",
+            "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN. If you reach the "
+            "server by a name, MLFLOW_SERVER_ALLOWED_HOSTS must have that name.",
+        )
+    if answer.is_error:
+        said = f"{shown} answers, but does not show its version ({answer.status_code})"
+        return warn(NAME, said, "See that it is an MLflow.")
+    theirs = answer.text[:100].strip()
     if theirs.split(".")[0] != ours.split(".")[0]:
         return warn(NAME, f"{shown} is MLflow {theirs}, this is {ours}", "Bring both to the same major version.")
     return ok(NAME, f"{shown} answers, MLflow {theirs} there, {ours} here")
@@ -535,19 +537,11 @@ def _tls() -> ssl.SSLContext:
     return context
 
 
-def _authorization(user: str | None, password: str | None) -> dict[str, str]:
-    if user:
-        return _basic(unquote(user), unquote(password or ""))
+def _login() -> dict[str, Any]:
     token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
     if token:
-        return {"Authorization": f"Bearer {token}"}
-    if user:
-        return _basic(user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
-    return {}
-
-
-def _basic(user: str, password: str) -> dict[str, str]:
-    return {"Authorization": f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"}
+        return {"headers": {"Authorization": f"Bearer {token}"}}
+    return {"auth": (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))} if user else {}
 
 
 def _connect(uri: str) -> None:
@@ -558,6 +552,59 @@ def _connect(uri: str) -> None:
         engine.connect().close()
     finally:
         engine.dispose()
+
+
+# All checks.
+
+# The operators that `zerotune.flows.prepare` builds, by DeepSpeed's names.
+_COMMON_OPS = {"cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"), "cuda": ("fused_adam", "cpu_adam")}
+
+
+def examine(work_dir: Path, check_prefect: Callable[[], tuple[Check, float | None, float]]) -> list[Check]:
+    """Returns the checks of this host, of the servers, and of the folders that a study in `work_dir` would write to.
+
+    `check_prefect` also returns the server's clock and this host's, as `check_clock` takes them.
+    """
+    interpreter = default_interpreter()
+    environment = with_build_folder(rank_environment(interpreter), interpreter)
+    found: DevicesFound | InputError
+    with ThreadPoolExecutor() as pool:
+        # These take seconds each, so they run at the same time.
+        asked = pool.submit(environment_report, interpreter, environment)
+        there = pool.submit(devices)
+        prefect = pool.submit(check_prefect)
+        mlflow = pool.submit(check_mlflow, work_dir)
+        try:
+            found = there.result()
+            device, tries = found.host.device, not kind_of(found.host.device).computes_on_the_processor
+        except InputError as error:
+            # Only a GPU's driver can fail to answer. The first check reports it.
+            found, device, tries = error, "cuda", False
+        # After the check for other processes on the devices, which would find this one.
+        tried = pool.submit(tried_devices, interpreter, environment).result() if tries else None
+        report = asked.result()
+        prefect_check, server_time, asked_at = prefect.result()
+        mlflow_check = mlflow.result()
+    folders = {
+        STUDIES: work_dir / STUDIES_FOLDER,
+        DATA: data_folder(),
+        BUILDS: build_root(environment),
+        HOST_LOCKS: host_lock_dir(),
+    }
+    return [
+        check_accelerators(found, report, tried),
+        *check_devices(found),
+        check_environment(interpreter, report),
+        check_ops(report, _COMMON_OPS[device]),
+        check_locks(environment),
+        check_compiler(environment, device, report),
+        check_shared_memory(),
+        check_layers(work_dir),
+        *check_write_access(folders),
+        prefect_check,
+        mlflow_check,
+        check_clock(server_time, asked_at),
+    ]
 
 
 def main(arguments: list[str]) -> None:
