@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -23,8 +22,9 @@ from zerotune.flows.interrupts import interrupts
 from zerotune.flows.own_server import CREDENTIAL, LOOPBACK, drawn_credential, entry_link
 from zerotune.trial_lib.launch.locks import reserved_port
 from zerotune.trial_lib.launch.processes.watchdog import TiedProcess
-from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.errors import InputError, chain_of
 from zerotune.trial_lib.messages.files import OWNERS_FILE, make_own, write_whole
+from zerotune.trial_lib.messages.orders import this_boot
 from zerotune.trial_lib.study.folder import data_folder, made_in_data_folder, require_data_folder
 from zerotune.trial_lib.tracking.tracking_uri import in_uri
 
@@ -71,14 +71,6 @@ class HeldPort:
     def close(self) -> None:
         self._socket.close()
 
-    def __enter__(self) -> "HeldPort":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 OUT_OF_PROCESSES = (
     "this user or container has reached its limit of processes and threads. Raise the limit (`ulimit -u`, or "
@@ -88,14 +80,11 @@ OUT_OF_PROCESSES = (
 
 def is_out_of_processes(error: BaseException) -> bool:
     """Returns whether an error, or one that caused it, means that no further process or thread can start."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, RuntimeError) and "can't start new thread" in str(seen):
-            return True
-        if isinstance(seen, OSError) and seen.errno == errno.EAGAIN:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(
+        (isinstance(each, RuntimeError) and "can't start new thread" in str(each))
+        or (isinstance(each, OSError) and each.errno == errno.EAGAIN)
+        for each in chain_of(error)
+    )
 
 
 # A server as a child process. It ends when the process that has started it ends.
@@ -593,10 +582,9 @@ def start_of(pid: int) -> str:
     """Returns the boot id and the clock tick at which a process started. Neither can be set, unlike the time of day.
     Raises OSError: there is no such process.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # The second field is the program's name, which may contain spaces and parentheses. The start is the 22nd field.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return f"{boot} {fields[19]}"
+    return f"{this_boot()} {fields[19]}"
 
 
 def _is_held() -> bool:

@@ -118,8 +118,8 @@ def up_command(prefect_port: int, mlflow_port: int) -> int:
     with interrupts.opening(), contextlib.ExitStack() as held:
         held.enter_context(hold())
         ports = [
-            held.enter_context(_held_port(prefect_port, "--prefect-port")),
-            held.enter_context(_held_port(mlflow_port, "--mlflow-port")),
+            held.enter_context(contextlib.closing(_held_port(prefect_port, "--prefect-port"))),
+            held.enter_context(contextlib.closing(_held_port(mlflow_port, "--mlflow-port"))),
         ]
         to_close = held.pop_all()
     interrupts.resume_command = "zerotune up"

@@ -97,14 +97,14 @@ class TableStarter:
         for rank, (record, failure) in enumerate(zip(one.measurements, one.failures, strict=True)):
             if result.outcome is not Outcome.COMPLETED:
                 record_of = RankFailure(type="MemoryError", phases=result.phases)
-                Path(failure).write_text(json.dumps(record_of.to_json()))
+                Path(failure).write_text(json.dumps(asdict(record_of)))
                 continue
             memory = Memory(**{name: [values[rank]] for name, values in asdict(result.memory).items() if values})
             of_result = {each.name: getattr(result, each.name) for each in fields(Measured)}
             profile = self._world.problem.profile if one.with_profile else None
             more = {"memory": memory, "profile": profile, "program": None, "time": ["", 1e9, 1e9]}
             whole = Measurement(**{**of_result, **more}, outcome=result.outcome.value, reason=result.reason)
-            Path(record).write_text(json.dumps(whole.to_json()))
+            Path(record).write_text(json.dumps(asdict(whole)))
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
         """Has nothing to wait for."""

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,7 @@ class Trainings:
             request = LaunchRequest(
                 sys.executable,
                 "zerotune.trial_lib.rank.rank:train",
-                order.to_json(),
+                asdict(order),
                 str(program.model_dir),
                 ranks,
                 deadline_s if deadline_s else math.inf,

@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def foresee_table(name: str) -> list[dict[str, Any]]:
                 seconds = sum(run.seconds for run in runs)
                 print(f"{name} {label}: {stopped or _shown(arm)}, {seconds:.1f} s", flush=True)
                 if arm is not None:
-                    found.append(arm.to_json())
+                    found.append(asdict(arm))
         finally:
             foreseeing.close()
     return found

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Runs:
         for rank in range(2):
             command = [sys.executable, "saves.py", *arguments]
             if turned:
-                order = self._order(arguments, turned).to_json()
+                order = asdict(self._order(arguments, turned))
                 command = [sys.executable, "-c", BY_RANK, json.dumps(order), str(rank)]
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
             place |= {"LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -148,7 +149,7 @@ def test_a_training_at_full_length_has_what_the_trials_had(turned: dict[str, Any
         failures=[str(tmp_path / "failure")],
     )
     code = "import json, sys; from zerotune.trial_lib.rank.rank import train; train(json.loads(sys.argv[1]), 0)"
-    command = [sys.executable, "-c", code, json.dumps(order.to_json())]
+    command = [sys.executable, "-c", code, json.dumps(asdict(order))]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert f"fused {said} [0, 1, 2, 3]" in ended.stdout

@@ -4,7 +4,7 @@ import math
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def _run(
     request = LaunchRequest(
         program.interpreter,
         _ENTRY,
-        order.to_json(),
+        asdict(order),
         str(program.model_dir),
         requests,
         math.inf,

@@ -6,7 +6,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +294,7 @@ def request_of(
     return LaunchRequest(
         plan.program.interpreter,
         ENTRY,
-        order.to_json(),
+        asdict(order),
         str(plan.program.model_dir),
         rank_requests(plan.program, host, slots.names, port, logs, part),
         deadline_s,

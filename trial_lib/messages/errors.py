@@ -1,6 +1,7 @@
 """The error for mistakes in a user's input, and the one for a program that cannot be foreseen."""
 
 import re
+from collections.abc import Iterator
 
 
 class ProgramNotForeseenError(Exception):
@@ -21,6 +22,13 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what} {self.remedy}"
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error, the one that caused it, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 # Sequences that a terminal obeys and does not show: colours, cursor movements, titles and links.

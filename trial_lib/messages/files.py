@@ -214,7 +214,7 @@ _ONCE_A_BATCH = (TRAINING, VALIDATION, CHECKPOINT)
 @dataclass(frozen=True)
 class MetricsRecord:
     kind: str  # `training`, `validation`, `checkpoint`, `note` or `system`
-    end: int  # bytes of the file up to the end of this line
+    end: int = 0  # bytes of the file up to the end of this line
     batch: int = 0  # optimizer steps done
     epoch: int | None = None  # from 0; None if the line has none
     time: float = 0.0  # seconds since the epoch
@@ -229,7 +229,7 @@ class MetricsRecord:
             return f"note: {self.text}"
         if self.kind == CHECKPOINT:
             return f"batch {self.batch}: checkpoint {self.name}"
-        values = " ".join(f"{name} {value:.5g}" for name, value in self.metrics.items())
+        values = " ".join(f"{name} {value:.6g}" for name, value in self.metrics.items())
         return f"batch {self.batch}: {self.kind} {values}"
 
 

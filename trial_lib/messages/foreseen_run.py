@@ -6,7 +6,6 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from zerotune.trial_lib.messages.measurement import HostMoment, Import
-from zerotune.trial_lib.messages.orders import exact_record
 
 # Packages whose code a foreseen run changes while it is loaded, so that no fork server may have imported them.
 CUDA_PACKAGES = ("bitsandbytes", "liger_kernel")
@@ -43,13 +42,6 @@ class ForeseeOrder:
     launched_at: HostMoment  # the moment of its launch
     patience_s: float = 600.0  # seconds after which the rank records where the program is, and ends
     hidden: list[str] = field(default_factory=list)  # as `RankOrder` has it
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> "ForeseeOrder":
-        return exact_record(cls, plain)
 
 
 # The record of a foreseen run: one rank's steps under fake tensors, event by event.

@@ -4,7 +4,7 @@ A rank makes them, and has no pydantic. The driver validates them by a `TypeAdap
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 # The boot of a host, seconds since then, and seconds since the epoch, which other hosts have as well.
@@ -419,9 +419,6 @@ class Measurement(Measured):
     time: HostMoment = ()  # the moment of the measurement
     is_kept: bool = False  # whether the rank has kept it in case it gets no further, so that it may still become more
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
@@ -439,6 +436,3 @@ class RankFailure:
     engine_built: bool = False  # whether the program had a DeepSpeed engine
     time: float = 0.0  # seconds since the epoch
     phases: dict[str, float] = field(default_factory=dict)  # as `Measured` has them
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

@@ -16,13 +16,13 @@ from zerotune.trial_lib.messages.measurement import Arrival, HostMoment, Import
 
 
 def now() -> HostMoment:
-    return [_boot(), since_boot(), time.time()]
+    return [this_boot(), since_boot(), time.time()]
 
 
 def seconds_since(moment: HostMoment) -> float:
     """Returns the seconds since a moment of this host or, by the wall clocks, of another one."""
     boot, steady, wall = moment
-    passed = since_boot() - float(steady) if boot == _boot() else time.time() - float(wall)
+    passed = since_boot() - float(steady) if boot == this_boot() else time.time() - float(wall)
     return max(0.0, passed)
 
 
@@ -32,7 +32,8 @@ def since_boot() -> float:
 
 
 @functools.cache
-def _boot() -> str:
+def this_boot() -> str:
+    """Returns what tells this boot of this machine from any other."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -179,9 +180,6 @@ class RankOrder:
     shares_folder: bool = True
     hidden: tuple[str, ...] = ()  # ZeroTune's folders that the program does not see
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "RankOrder":
         check_keys(cls, plain)
@@ -206,13 +204,6 @@ class TrainingOrder:
     turned: dict[str, Any] = field(default_factory=dict)  # as `ProbeSettings` has it
     finished: list[str]  # the file that each rank writes at the end of its program, by rank
     failures: list[str]  # the file for the exception that ended a rank, by rank
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> "TrainingOrder":
-        return exact_record(cls, plain)
 
 
 def _size_order(plain: Mapping[str, Any]) -> SizeOrder:

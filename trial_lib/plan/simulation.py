@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def simulate(
     request = LaunchRequest(
         interpreter=program.interpreter,
         entry=ENTRY,
-        payload=order.to_json(),
+        payload=asdict(order),
         cwd=str(program.model_dir),
         ranks=[RankRequest(environment=_environment(program, pretended), log=str(log), cores=[])],
         # The rank ends itself at the deadline, with the line that it has come to. The guard ends one that hangs.

@@ -7,12 +7,13 @@ import os
 import threading
 import traceback
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.measurement import Measurement
-from zerotune.trial_lib.messages.orders import NextSize, RankOrder, TrainingOrder, now
+from zerotune.trial_lib.messages.orders import NextSize, RankOrder, TrainingOrder, exact_record, now
 from zerotune.trial_lib.messages.turned import settings_of
 from zerotune.trial_lib.rank import device
 from zerotune.trial_lib.rank.endings import EndedEarlyError
@@ -91,7 +92,7 @@ def _end_child(error: BaseException | None) -> None:
 
 def train(payload: Mapping[str, Any], rank: int) -> None:
     """Runs a rank of a full experiment, to the program's own end, by a `TrainingOrder` as JSON. It does not return."""
-    order = TrainingOrder.from_json(payload)
+    order = exact_record(TrainingOrder, payload)
     try:
         from zerotune.trial_lib.rank import huggingface, interception, patching, torch_functions
 
@@ -111,7 +112,7 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
                 raise
         # The interpreter does the same at its end, because a thread may still write a checkpoint.
         threading._shutdown()  # type: ignore[attr-defined]
-        write_whole(Path(order.finished[rank]), json.dumps(Measurement(outcome="completed", time=now()).to_json()))
+        write_whole(Path(order.finished[rank]), json.dumps(asdict(Measurement(outcome="completed", time=now()))))
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         fail(Path(order.failures[rank]), {}, error, engine_built=True)
     # The exit functions run, and the interpreter's own end does not. gloo's threads may still hold tensors of the last

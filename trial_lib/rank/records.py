@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -140,7 +140,7 @@ class RankRecords:
             files=files,
             imported=imported,
         )
-        write_whole(Path(size.measurements[self._rank]), self._as_recorded(json.dumps(measurement.to_json())))
+        write_whole(Path(size.measurements[self._rank]), self._as_recorded(json.dumps(asdict(measurement))))
 
     def fail(self, error: BaseException, size: SizeOrder, phases: dict[str, float]) -> NoReturn:
         self._memory.note_held()
@@ -182,7 +182,7 @@ def fail(
         time=time.time(),
         phases=phases,
     )
-    write_whole(file, as_recorded(json.dumps(failure.to_json())))
+    write_whole(file, as_recorded(json.dumps(asdict(failure))))
     if failure.ended_early or failure.waits:
         error = SystemExit(str(error))
     say(error)

@@ -6,7 +6,7 @@ layers of a model, such as its largest parameter, are not known. Measured peaks 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil, log
 from statistics import fmean
 from typing import Any
@@ -423,9 +423,6 @@ class ForeseenArm:
     backward: SizeLine  # the most bytes above that in forward and backward passes
     update: SizeLine  # the most bytes above that in the optimizer's step
     host: float = 0.0  # bytes that each rank keeps in the host's memory
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "ForeseenArm":

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def _settings(setup: StudySetup, metric: str, of_data: int | None) -> dict[str, 
 
 def keep_arms(arms: Iterable[ForeseenArm], file: Path) -> None:
     """Writes the foreseen arms that a search begins with, so that a resumed study begins with the same."""
-    write_whole(file, json.dumps([arm.to_json() for arm in arms], indent=1))
+    write_whole(file, json.dumps([asdict(arm) for arm in arms], indent=1))
 
 
 def foreseen_in(file: Path) -> tuple[ForeseenArm, ...]:

@@ -194,7 +194,7 @@ def _become_the_rank(order: ForeseeOrder, program: RowProgram, place: Path) -> N
     # Else torch runs the backward pass in a thread of its own, and a fork has no modes there.
     torch._C._set_multithreading_enabled(False)
     try:
-        run(order.to_json(), 0)
+        run(asdict(order), 0)
     finally:
         os._exit(1)
 

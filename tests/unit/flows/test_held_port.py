@@ -15,7 +15,7 @@ from zerotune.flows.prefect_server import HeldPort
 def port() -> Iterator[HeldPort]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         number = free.getsockname()[1]
-    with HeldPort(number) as port:
+    with contextlib.closing(HeldPort(number)) as port:
         yield port
 
 

@@ -1,5 +1,6 @@
 """The servers of `zerotune up`: on loopback, whatever the user has set for servers of their own."""
 
+import contextlib
 import re
 import socket
 import sys
@@ -23,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def port() -> Iterator[HeldPort]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         number = free.getsockname()[1]
-    with HeldPort(number) as port:
+    with contextlib.closing(HeldPort(number)) as port:
         yield port
 
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,12 @@ def measure(size: SizeOrder, outcome: str = "completed", at: HostMoment = (), **
         phases={"start": 0.01},
         time=at or now(),
     )
-    Path(size.measurements[0]).write_text(json.dumps(record.to_json()))
+    Path(size.measurements[0]).write_text(json.dumps(asdict(record)))
 
 
 def fail(size: SizeOrder, message: str) -> None:
     record = RankFailure(type="RuntimeError", message=message, engine_built=True, time=time.time())
-    Path(size.failures[0]).write_text(json.dumps(record.to_json()))
+    Path(size.failures[0]).write_text(json.dumps(asdict(record)))
 
 
 def test_sizes_that_were_all_measured_are_results_in_their_order(swept: Any) -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_pairs_of_samples_are_no_part_of_the_line():
 
 
 def test_an_arm_survives_its_file():
-    assert ForeseenArm.from_json(json.loads(json.dumps(arm(host=5.0).to_json()))) == arm(host=5.0)
+    assert ForeseenArm.from_json(json.loads(json.dumps(asdict(arm(host=5.0))))) == arm(host=5.0)
 
 
 @pytest.mark.parametrize("size", [1, 4, 20])

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def test_what_was_foreseen_on_the_host_counts(made: Made) -> None:
     driver, line = made(), SizeLine(0.0)
     config = {**driver.known.base_config, **OFFLOAD}
     arm = ForeseenArm(ds_config=config, initialize=line, backward=line, update=line, host=95.0 * GIB)
-    driver.setup.paths.foreseen.write_text(json.dumps([arm.to_json()]))
+    driver.setup.paths.foreseen.write_text(json.dumps([asdict(arm)]))
     driver._learn(driver.state.results[0])
     never = why_not(driver, OFFLOAD)
     assert never is not None

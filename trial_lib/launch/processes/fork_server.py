@@ -36,9 +36,10 @@ from zerotune.trial_lib.launch.processes.watchdog import (
     kill_all,
     kill_descendants,
 )
+from zerotune.trial_lib.messages.errors import chain_of
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.measurement import Import
-from zerotune.trial_lib.messages.orders import installed_folders
+from zerotune.trial_lib.messages.orders import installed_folders, this_boot
 from zerotune.trial_lib.rank.patching import Patch, Table, around, installed, note_names, stand_in
 
 # Whether a process can still be forked, as far as the drivers of devices are concerned.
@@ -122,25 +123,21 @@ def remember_cpu_info(file: Path | None = None) -> None:
             # The disk is full, or the home cannot be written. The next process looks for itself.
             with contextlib.suppress(OSError):
                 keep.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(keep, json.dumps({"boot": _boot(), "seen": info}))
+                write_whole(keep, json.dumps({"boot": this_boot(), "seen": info}))
         return copy.deepcopy(seen)
 
     cpuinfo.get_cpu_info = remembered
 
 
 def _kept(file: Path) -> dict[str, Any]:
-    # The kept answer of this boot. Empty if the file cannot be read or is damaged.
+    # The kept answer of this boot. Machines may share a home, and a processor may be replaced. Empty if the file cannot
+    # be read or is damaged.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())
         seen = dict(kept["seen"])
-        if kept["boot"] == _boot() and seen.keys() >= _ASKED_FOR:
+        if kept["boot"] == this_boot() and seen.keys() >= _ASKED_FOR:
             return seen
     return {}
-
-
-def _boot() -> str:
-    # Identifies this boot of this machine. Machines may share a home, and a processor may be replaced.
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 # Puts `torch.compile` off to a function's first call, while a module is imported.
@@ -303,18 +300,12 @@ def import_all(imported: Sequence[Import], left_out: set[str], is_foreseeing: bo
                 return str(spoilt)
             except (Exception, SystemExit, _LeftOutError) as error:  # noqa: BLE001 - the rank that needs it will say so
                 # If an importer has handled an error, it does so in a rank too.
-                chain = set(map(id, _chain_of(error)))
+                chain = set(map(id, chain_of(error)))
                 begun |= {name for name, why in failed.items() if id(why) in chain}
                 # What needs them would only fail as late, and as often.
                 refused |= begun
     note_names()
     return begun
-
-
-def _chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _is_of_installed(statement: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.folders import read_layer
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
+from zerotune.trial_lib.messages.orders import exact_record
 from zerotune.trial_lib.plan.simulate.logs import line_of, sentence_of
 from zerotune.trial_lib.rank.redirects import NotedMemory, swap_into_own_folder
 from zerotune.trial_lib.rank.user_program import run_program, say, without_own_frames
@@ -22,7 +23,7 @@ _exit_now = os._exit
 
 def run(payload: Mapping[str, Any], rank: int) -> None:
     """Runs rank 0 of a pretended world by a `ForeseeOrder`, as JSON. It ends the process and does not return."""
-    order = ForeseeOrder.from_json(payload)
+    order = exact_record(ForeseeOrder, payload)
     process = os.getpid()
     layer = read_layer(Path(order.scratch))
     memory = NotedMemory(Path(order.scratch))
