@@ -16,6 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from zerotune.trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, TURNED
+from zerotune.trial_lib.rank.loader_batches import tensors_in
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
 from zerotune.trial_lib.rank.torch_functions import watch_recomputation
 
@@ -122,7 +123,7 @@ class GuardedCheckpoint:
     def _compare_once(
         self, block: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        is_real = not any(isinstance(each, FakeTensor) for each in (*_tensors(args), *_tensors(kwargs)))
+        is_real = not any(isinstance(each, FakeTensor) for each in tensors_in((args, kwargs)))
         if is_real:
             self._has_compared = True
             if not any(hasattr(parameter, "ds_id") for parameter in block.parameters()):
@@ -187,7 +188,7 @@ def _computed(
     named = {name: _own(each) for name, each in kwargs.items()}
     with torch.random.fork_rng():
         found = forward(*inputs, **named)
-        outputs = [each for each in _tensors(found) if each.requires_grad]
+        outputs = [each for each in tensors_in(found) if each.requires_grad]
         given = [each for each in (*inputs, *named.values()) if isinstance(each, torch.Tensor)]
         wanted = [*(each for each in given if each.requires_grad), *parameters]
         if not outputs or not wanted:
@@ -201,13 +202,6 @@ def _own(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad)
-
-
-def _tensors(found: Any) -> list[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        return [found]
-    parts = found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else ()
-    return [each for part in parts for each in _tensors(part)]
 
 
 # Switches that ZeroTune turns in the user's model around `deepspeed.initialize`.

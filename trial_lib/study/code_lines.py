@@ -15,8 +15,7 @@ from zerotune.trial_lib.inputs.code_places import code_edits
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.switches import deepspeed_part
-from zerotune.trial_lib.search.knobs import STAGE, get_knob
-from zerotune.trial_lib.study.own_command import dotted
+from zerotune.trial_lib.search.knobs import STAGE, get_knob, leaves
 from zerotune.trial_lib.study.program import KnownProgram
 
 # The arguments of the batch in a program of Lightning's: of the DataLoader and of the Trainer. The product follows.
@@ -45,7 +44,7 @@ def to_set_in_code(
         by_command.add(TRAIN_BATCH)
     if known.is_batch_in_code:
         by_command |= set(_BATCH)  # the training arguments have it
-    changes = [(path, value) for path, value in dotted(difference(base, config)) if path not in by_command]
+    changes = [(path, value) for path, value in leaves(difference(base, config)) if path not in by_command]
     if not changes:
         return []
     if known.found is not None and known.found.by_lightning:

@@ -48,6 +48,7 @@ from zerotune.trial_lib.rank.batch_source import found_in, numbers_in_words
 from zerotune.trial_lib.records.folders import FileChange, OwnCommand, StudyPaths, shown_in
 from zerotune.trial_lib.records.switches import SwitchValue, deepspeed_part, text_of
 from zerotune.trial_lib.search.knobs import STAGE
+from zerotune.trial_lib.search.knobs import leaves as settings_in
 from zerotune.trial_lib.study.program import KnownProgram
 
 # How programs and their files name a setting: names that mean it, then names that may.
@@ -211,7 +212,7 @@ def _edits(
     # The sizes are there whether they differ or not.
     changed = {
         key: value
-        for key, value in dotted(difference(base, config))
+        for key, value in settings_in(difference(base, config))
         if value != setting_at(base, key) and not (value is None and setting_at(base, f"{key}.device") == "none")
     }
     written = with_open_batch(known.in_file(config), known.own_config(experiment))
@@ -247,15 +248,6 @@ def _place_options(edits: _Edits, known: KnownProgram, values: OtherValues) -> N
             edits.words = without_option(option, edits.words)
         else:
             edits.put(beside[0], (*beside[1][:-1], option.lstrip("-")), REMOVED)
-
-
-def dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a configuration by their paths."""
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 # The files that the words name, and the files that those name.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerotune.trial_lib.messages.files import append
+from zerotune.trial_lib.messages.files import MetricsRecord, append
 from zerotune.trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
@@ -446,15 +446,5 @@ class Recorder:
         if not self._is_writer or self._path is None:
             return
         line = json.dumps({**record, "time": time.time()})
-        print(_for_people(record), flush=True)
+        print(MetricsRecord(**record), flush=True)
         append(self._path, line)
-
-
-def _for_people(record: dict[str, Any]) -> str:
-    kind = record["kind"]
-    if kind == "note":
-        return f"note: {record['text']}"
-    if kind == "checkpoint":
-        return f"batch {record['batch']}: checkpoint {record['name']}"
-    metrics = " ".join(f"{name} {value:.6g}" for name, value in record["metrics"].items())
-    return f"batch {record['batch']}: {kind} {metrics}"
