@@ -83,7 +83,6 @@ def test_a_slow_loader_shows_its_share_and_its_line(run: Run) -> None:
     assert 0.5 < loading.share < 1.0
     assert (loading.num_workers, loading.prefetch_factor, loading.cores) == (0, None, 1)
     assert loading.refusal == ""
-    assert loading.draws
     assert loading.made_at == "train.py:18"
     assert not loading.by_trainer
     assert program.turnable[FUSED] == [True, False]

@@ -154,9 +154,6 @@ class ForeseenRun:
     # That the program took from the C library between `deepspeed.initialize` and its first forward pass, such as a data
     # set. They are real, and no storage has them. 0 if unknown.
     data_bytes: int = 0
-    # Of the process's own memory when the program called `deepspeed.initialize`, libraries among them, as a limit on a
-    # CPU counts it. 0 if unknown.
-    process_bytes: int = 0
     import_s: float = 0.0  # seconds until the program called `deepspeed.initialize`
     seconds: float = 0.0  # of the whole run
     peak_bytes: int = 0  # of the process that foresaw
@@ -207,8 +204,10 @@ class ForeseenRun:
         }
         made = {name: _records(record, plain[name]) for name, record in records.items()}
         made["asks"] = tuple(Ask(**each) for each in plain["asks"])
-        lists = {name: tuple(value) for name, value in plain.items() if isinstance(value, list) and name not in made}
-        return cls(**{**plain, **lists, **made})
+        # Of earlier versions.
+        kept = {name: value for name, value in plain.items() if name != "process_bytes"}
+        lists = {name: tuple(value) for name, value in kept.items() if isinstance(value, list) and name not in made}
+        return cls(**{**kept, **lists, **made})
 
 
 def _records(record: Any, rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:

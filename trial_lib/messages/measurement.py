@@ -187,16 +187,16 @@ class ModelProfile(ExactRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading(ExactRecord):
+class Loading:
     """A data loader of torch's in the program as typed."""
 
+    __pydantic_config__: ClassVar[Any] = {"extra": "ignore"}  # records of earlier versions have more
     share: float  # of a step's time that the code waits for batches, on the rank that waits longest
     num_workers: int  # its workers
     prefetch_factor: int | None = None  # batches that each worker prepares. None without workers.
     pin_memory: bool = False  # whether it copies batches to pinned memory
     cores: int = 1  # that each rank may use
     refusal: str = ""  # why another number of workers is not tried, as a clause. Empty if it may be.
-    draws: bool = False  # whether its data set draws random numbers in the rank
     made_at: str = ""  # the line that makes it (`file:line`). Empty if unknown.
     by_trainer: bool = False  # whether Hugging Face's Trainer makes it
 

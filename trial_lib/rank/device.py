@@ -67,7 +67,7 @@ class CpuDevice:
 
     def available_bytes(self) -> int | None:
         budget, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        return None if budget == resource.RLIM_INFINITY else budget - _status_bytes("VmData")
+        return None if budget == resource.RLIM_INFINITY else budget - status_bytes("VmData")
 
     def left_bytes(self) -> dict[str, int]:
         budget, _ = resource.getrlimit(resource.RLIMIT_DATA)
@@ -101,7 +101,7 @@ class CpuDevice:
         _spare_builds()
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (budget, hard))
-        return budget - _status_bytes("VmData")
+        return budget - status_bytes("VmData")
 
     def unlimit(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -140,11 +140,11 @@ def own_bytes(resident: str) -> int:
 
     Most mapped pages, some tens of megabytes, come with the first step and stay. `resident` is of proc_pid_status(5).
     """
-    return _status_bytes(resident) - _status_bytes("RssFile")
+    return status_bytes(resident) - status_bytes("RssFile")
 
 
-def _status_bytes(field: str) -> int:
-    # A size of this process from the kernel; 0 if it has none (proc_pid_status(5)).
+def status_bytes(field: str) -> int:
+    """A size of this process from the kernel; 0 if it has none (proc_pid_status(5))."""
     shown = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
     return int(shown.get(field, "0").split()[0]) * 1024
 

@@ -10,10 +10,8 @@ import copy
 import io
 import math
 import pickle
-import random
 import socket
 import sqlite3
-import sys
 import time
 import weakref
 from collections import deque
@@ -191,8 +189,7 @@ class StepLoading:
 class LoaderBatches:
     """Wraps the data loaders of this process, between them and the code that reads them.
 
-    While `is_surveyed`, `draws_numbers` says that a random generator of this process has moved while a loader made a
-    batch, other than its first: then the sampler draws as well. `gives_from_device`: a batch was on another device.
+    `gives_from_device` says that a batch was on another device while `is_surveyed`.
     """
 
     def __init__(self) -> None:
@@ -216,7 +213,7 @@ class LoaderBatches:
         self._begins = False
         # The seconds that earlier steps have waited.
         self._waited_before = 0.0
-        self.is_surveyed = self.draws_numbers = self.gives_from_device = False
+        self.is_surveyed = self.gives_from_device = False
 
     def install(self) -> None:
         """Wraps the loaders, once for a process, and before the user's code runs."""
@@ -314,7 +311,6 @@ class LoaderBatches:
 
     def _taken(self, iterator: Any) -> Any:
         kept = self._ahead.get(iterator)
-        numbers = _generators() if self.is_surveyed and iterator._num_yielded else None
         is_first = not kept and iterator._num_yielded == 0
         started = time.monotonic()
         try:
@@ -328,7 +324,6 @@ class LoaderBatches:
             self.waited_s += time.monotonic() - started
             self._note_place(iterator, is_first)
             if self.is_surveyed:
-                self.draws_numbers |= numbers is not None and numbers != _generators()
                 self.gives_from_device |= any(not tensor.is_cpu for tensor in tensors_in(batch))
             self._last = weakref.ref(iterator)
         if torch.is_grad_enabled() and tokens_per_row(batch) is not None:
@@ -374,13 +369,6 @@ def samples_of(iterator: Any) -> int | None:
         return None if batches is None else math.ceil(len(batches.sampler) / ranks) or None  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - a stream has no length, and a sampler of the user's may raise anything
         return None
-
-
-def _generators() -> tuple[Any, ...]:
-    numpy: Any = sys.modules.get("numpy")
-    of_numpy = () if numpy is None else numpy.random.get_state()
-    plain = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in of_numpy)
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), plain
 
 
 loader_batches = LoaderBatches()  # the wrapper of this process

@@ -110,7 +110,6 @@ class LoadingSurvey:
             pin_memory=bool(loader.pin_memory),
             cores=cores_of_a_rank(),
             refusal=why_not,
-            draws=loader_batches.draws_numbers,
             made_at=line,
             by_trainer=by_trainer,
         )

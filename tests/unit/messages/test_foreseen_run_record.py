@@ -35,6 +35,7 @@ def test_a_run_comes_back_from_its_file_as_it_was() -> None:
 def test_a_record_of_another_version_is_refused() -> None:
     with pytest.raises(TypeError, match="unheard_of"):
         ForeseenRun.from_json({**RUN.to_json(), "unheard_of": 1})
+    assert ForeseenRun.from_json({**RUN.to_json(), "process_bytes": 1}) == RUN
 
 
 def test_the_record_of_a_pipeline_that_lacks_its_stages_is_refused() -> None:

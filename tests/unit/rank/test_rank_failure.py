@@ -42,12 +42,12 @@ def fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_rank_says_what_its_slot_still_had(fail: Any) -> None:
-    budget = device._status_bytes("VmData") + 2**30
+    budget = device.status_bytes("VmData") + 2**30
     device.CpuDevice().limit(budget)
     left = fail()["memory"]
     assert left["total"] == budget
     # A thread that has ended gives its stack back, so what is left is counted now.
-    assert left["free"] == pytest.approx(budget - device._status_bytes("VmData"), abs=2**26)
+    assert left["free"] == pytest.approx(budget - device.status_bytes("VmData"), abs=2**26)
 
 
 def test_without_a_budget_there_is_nothing_to_say(fail: Any) -> None:

@@ -9,8 +9,9 @@ from zerotune.trial_lib.messages.orders import seconds_since
 from zerotune.trial_lib.plan.simulate import checkpoint_headers, patches
 from zerotune.trial_lib.plan.simulate.engine_moments import EngineMoments, name_gradients, name_kinds
 from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
-from zerotune.trial_lib.plan.simulate.logs import sentence_of, status_bytes
+from zerotune.trial_lib.plan.simulate.logs import sentence_of
 from zerotune.trial_lib.rank import batch_source, huggingface, interception, redirects, sandbox
+from zerotune.trial_lib.rank.device import status_bytes
 from zerotune.trial_lib.rank.interception import intercept
 from zerotune.trial_lib.rank.patching import install
 from zerotune.trial_lib.rank.program_facts import ProgramFacts
@@ -35,7 +36,6 @@ class Simulation:
         self._moments = EngineMoments(self._fake, self._memory, self._operations, self._stepped)
         self._engine: Any = None
         self._import_s = 0.0
-        self._process_bytes = 0
         self._imports = ImportedModules()
         self._files: UserFiles
         self._layered: LayeredFiles | None = None
@@ -72,8 +72,6 @@ class Simulation:
     def initialize_called(self) -> None:
         if self._engine is None:
             self._import_s = seconds_since(self._order.launched_at)
-            # As a CPU's limit counts it, which a rank applies now.
-            self._process_bytes = status_bytes("VmData")
         self._fake.in_engine = True
 
     def engine_built(self, engine: Any) -> None:
@@ -129,7 +127,6 @@ class Simulation:
             seconds=seconds_since(self._order.launched_at),
             peak_bytes=status_bytes("VmHWM"),
             data_bytes=self._moments.data_bytes,
-            process_bytes=self._process_bytes,
             notes=(*self._moments.notes, *sorted(self._fake.notes)),
             imported=tuple(self._imports.found()),
             versions=versions_here(),

@@ -7,7 +7,6 @@ import sys
 import traceback
 import weakref
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -409,14 +408,6 @@ def heap_bytes() -> int:
     figures.restype = _HeapFigures
     found = figures()
     return int(found.hblkhd + found.uordblks)
-
-
-def status_bytes(field: str) -> int:
-    """A size of this process from the kernel; 0 if it has none (proc_pid_status(5))."""
-    for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 # Lines of the user's own program, among those of libraries.
