@@ -11,7 +11,7 @@ from zerotune.trial_lib.inputs.documents import Key, edited, read_document, valu
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint
 from zerotune.trial_lib.inputs.program_code import module_file, own_code
 from zerotune.trial_lib.messages.files import read_bounded
-from zerotune.trial_lib.records.folders import FileChange
+from zerotune.trial_lib.records.folders import FileChange, shown_in
 
 # A call with one of these makes a Trainer's arguments.
 _OF_A_TRAINER = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")
@@ -48,11 +48,11 @@ def code_edits(entrypoint: Entrypoint, folder: Path, values: Mapping[str, Any]) 
         if len(found) == len(plain) == 1:
             in_code.setdefault(plain[0][0], []).append((plain[0][1], value))
         elif found:
-            left[setting] = f"{_shown(found[0][0], folder)}:{found[0][1].lineno}"
+            left[setting] = f"{shown_in(found[0][0], folder)}:{found[0][1].lineno}"
         elif config is not None and setting not in _OF_A_TRAINER and value_at(config[2], key) != "auto":
             in_file[key] = value
         elif config is None or setting in _OF_A_TRAINER:
-            around = (f"{_shown(path, folder)}:{each.lineno}" for path, each in nodes if _belongs(each, setting))
+            around = (f"{shown_in(path, folder)}:{each.lineno}" for path, each in nodes if _belongs(each, setting))
             left[setting] = next(around, "")
     changes = [_change(path, edits) for path, edits in in_code.items()]
     if config is not None and in_file:
@@ -122,7 +122,3 @@ def _belongs(node: ast.AST, setting: str) -> TypeGuard[ast.Call | ast.Dict]:
         return isinstance(node, ast.Call) and any(keyword.arg in _OF_A_TRAINER for keyword in node.keywords)
     section = setting.rpartition(".")[0] or "zero_optimization"
     return isinstance(node, ast.Dict) and any(name == section for name, _ in _paths(node, ""))
-
-
-def _shown(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

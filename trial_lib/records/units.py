@@ -15,7 +15,7 @@ def quantity(value: float, unit: str) -> str:
         >>> quantity(61_300_000_000.0, "FLOP/s"), quantity(0.0123, "s"), quantity(1234.5, "samples/s")
         ('61.3 GFLOP/s', '12.3 ms', '1,234.5 samples/s')
     """
-    scale, name = _scale(value, unit)
+    scale, name = scaled_unit(value, unit)
     scaled = value / scale
     return f"{scaled:,.1f} {name}" if abs(scaled) >= 10 else f"{scaled:.3g} {name}"
 
@@ -27,7 +27,7 @@ def interval(value: float, low: float, high: float, unit: str, level: str = "") 
         >>> interval(2.53e9, 2.19e9, 2.92e9, "FLOP/s")
         '2.53 GFLOP/s (2.19 to 2.92)'
     """
-    scale, name = _scale(value, unit)
+    scale, name = scaled_unit(value, unit)
     return f"{value / scale:.4g} {name} ({f'{level} '.lstrip()}{low / scale:.4g} to {high / scale:.4g})"
 
 
@@ -36,14 +36,16 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def axis_unit(largest: float, unit: str) -> tuple[float, str]:
-    """Returns what to divide the values of an axis by, and their unit then.
+def scaled_unit(largest: float, unit: str) -> tuple[float, str]:
+    """Returns what to divide values by, as of an axis, and their unit then.
 
     Example:
-        >>> axis_unit(6.13e10, "FLOP/s"), axis_unit(0.5, "s"), axis_unit(439.0, "samples/s")
+        >>> scaled_unit(6.13e10, "FLOP/s"), scaled_unit(0.5, "s"), scaled_unit(439.0, "samples/s")
         ((1000000000.0, 'GFLOP/s'), (0.001, 'ms'), (1.0, 'samples/s'))
     """
-    return _scale(largest, unit)
+    if unit == "FLOP/s":
+        return next(((size, f"{letter}{unit}") for size, letter in _PREFIXES if abs(largest) >= size), (1.0, unit))
+    return (1e-3, "ms") if unit == "s" and abs(largest) < 1 else (1.0, unit)
 
 
 def bytes_shown(count: float) -> str:
@@ -70,12 +72,6 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def _scale(value: float, unit: str) -> tuple[float, str]:
-    if unit == "FLOP/s":
-        return next(((size, f"{letter}{unit}") for size, letter in _PREFIXES if abs(value) >= size), (1.0, unit))
-    return (1e-3, "ms") if unit == "s" and abs(value) < 1 else (1.0, unit)
 
 
 # The wording of a study's answer, for every place that gives it: terminal, report, Prefect, MLflow, records.

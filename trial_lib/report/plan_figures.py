@@ -15,7 +15,7 @@ from zerotune.trial_lib.plan.plan_record import (
     PlannedTraining,
     TrainingRow,
 )
-from zerotune.trial_lib.records.units import axis_unit, bytes_shown, percent, quantity
+from zerotune.trial_lib.records.units import bytes_shown, percent, quantity, scaled_unit
 from zerotune.trial_lib.report.chart import (
     COLOURS,
     DASHED,
@@ -194,7 +194,7 @@ def arms_time_figure(devices: PlannedDevices) -> Drawn:
     samples = {arm.label: arm.micro_batch * arm.accumulation for arm in arms}
     is_same = len(set(samples.values())) == 1
     divisors = {label: 1 if is_same else count for label, count in samples.items()}
-    scale, unit = axis_unit(max(sum(arm.seconds.values()) / divisors[arm.label] for arm in arms), "s")
+    scale, unit = scaled_unit(max(sum(arm.seconds.values()) / divisors[arm.label] for arm in arms), "s")
     words = {"s": "seconds", "ms": "milliseconds"}[unit]
     name = f"{words} of a step" if is_same else f"{words} for each sample of a device"
     figure = Chart(Axis(name, from_zero=True), Axis(""), names=[arm_name(arm) for arm in arms])

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from pydantic import ValidationError
@@ -428,16 +429,8 @@ def _throughput(result: TrialResult) -> Interval | None:
     value = result.metrics.get("throughput")
     if value is None or result.outcome is not Outcome.COMPLETED:
         return None
-    times = sorted(result.step_times)
-    if len(times) < 2:
+    if len(result.step_times) < 2:
         return Interval(value, value, value)
     # The range of the middle half of its steps.
-    quick, middle, slow = (_quantile(times, share) for share in (0.25, 0.5, 0.75))
+    quick, middle, slow = quantiles(result.step_times, n=4, method="inclusive")
     return Interval(value, value * middle / slow, value * middle / quick)
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

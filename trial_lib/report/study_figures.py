@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import SEARCH_METRICS
-from zerotune.trial_lib.records.units import axis_unit, bytes_shown
+from zerotune.trial_lib.records.units import bytes_shown, scaled_unit
 from zerotune.trial_lib.report.chart import (
     COLOURS,
     GREEN,
@@ -182,7 +182,7 @@ def progress_figure(view: StudyView) -> Drawn:
     for _, value in measured:
         best = choose(best, value)
         steps.append(best)
-    scale, unit = axis_unit(max(value for _, value in measured), metric.unit)
+    scale, unit = scaled_unit(max(value for _, value in measured), metric.unit)
     figure = Chart(Axis("minutes since the study began", from_zero=True), Axis(f"{view.metric} ({unit})"))
     minutes = [trial.ended / 60 for trial, _ in measured]
     figure.marks.append(

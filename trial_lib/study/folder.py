@@ -68,7 +68,7 @@ def is_copy(kept: Whereabouts, file: Path, own_id: str, resumes: bool) -> bool:
     has_its_number = now.inode == kept.inode
     original = Path(kept.path)
     if _has_another(original, file, own_id):
-        return not has_its_number or _number(original) in (kept.inode, None)
+        return not has_its_number or number_of(original) in (kept.inode, 0)
     return resumes and not has_its_number and now.host != kept.host
 
 
@@ -83,13 +83,6 @@ def _has_another(original: Path, file: Path, own_id: str) -> bool:
     except (OSError, ValueError):
         return False
     return json.dumps(own_id) in text
-
-
-def _number(folder: Path) -> int | None:
-    try:
-        return folder.stat().st_ino
-    except (OSError, ValueError):
-        return None
 
 
 # The reason of an interrupted study or full experiment
@@ -385,7 +378,7 @@ def number_of(root: Path) -> int:
     """The number by which a folder is recognised; 0 if it is not there."""
     try:
         return root.stat().st_ino
-    except OSError:
+    except (OSError, ValueError):
         return 0
 
 

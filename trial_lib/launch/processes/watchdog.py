@@ -60,12 +60,9 @@ def go_on_without_parent(parent: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    try:
-        # The state follows the name, which may contain any character.
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state == "T"
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
 
 
 def wake(pid: int) -> None:

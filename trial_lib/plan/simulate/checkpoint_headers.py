@@ -23,7 +23,7 @@ from zerotune.trial_lib.plan.simulate import pretended_device
 from zerotune.trial_lib.plan.simulate.asks import CannotForeseeError
 from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
 from zerotune.trial_lib.plan.simulate.logs import place_in_program
-from zerotune.trial_lib.plan.simulate.pretended_device import tensors_in
+from zerotune.trial_lib.rank.loader_batches import tensors_in
 from zerotune.trial_lib.rank.patching import Change, Patch, Table, around, with_given
 
 # What `torch.save` and `torch.load` do with tensors in a foreseen run.
@@ -379,7 +379,7 @@ def _load(mode: FakeTensors, original: Any, f: Any, map_location: Any = None, *a
 def _are_weights(loaded: Any) -> bool:
     if not isinstance(loaded, Mapping):
         return False
-    tensors = tensors_in(loaded)
+    tensors = list(tensors_in(loaded))
     fractions = sum(each.nbytes for each in tensors if each.dtype.is_floating_point)
     return fractions > 0.5 * sum(each.nbytes for each in tensors) and all(isinstance(name, str) for name in loaded)
 

@@ -22,8 +22,7 @@ from zerotune.trial_lib.plan.simulate import logs
 from zerotune.trial_lib.plan.simulate.asks import CannotForeseeError
 from zerotune.trial_lib.plan.simulate.fake_tensors import FakeTensors
 from zerotune.trial_lib.plan.simulate.logs import GRADIENT, OPTIMIZER, PARAMETER, MemoryLog, OperationLog, heap_bytes
-from zerotune.trial_lib.plan.simulate.pretended_device import tensors_in
-from zerotune.trial_lib.rank.loader_batches import batch_sizes, samples_of, tokens_in, tokens_per_row
+from zerotune.trial_lib.rank.loader_batches import batch_sizes, samples_of, tensors_in, tokens_in, tokens_per_row
 from zerotune.trial_lib.rank.patching import Patch, Table, with_given
 from zerotune.trial_lib.rank.tensor_parallel import expert_ranks, parameter_shares, tensor_parallel_size
 

@@ -14,6 +14,7 @@ from torch.utils import backend_registration
 
 from zerotune.trial_lib.plan.simulate import known_numbers
 from zerotune.trial_lib.plan.simulate.logs import BUFFER, DEVICE, PROCESSOR, THREAD, MemoryLog, OperationLog
+from zerotune.trial_lib.rank.loader_batches import tensors_in
 from zerotune.trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
 
 NAME = DEVICE
@@ -323,7 +324,7 @@ def note_transfer(func: Any, args: Any, operations: OperationLog) -> None:
     kind, position = _KINDS.get(func._opname, ("", 0))
     if not kind:
         return
-    tensors = tensors_in(args[position])
+    tensors = list(tensors_in(args[position]))
     if tensors:
         moved = sum(each.numel() * each.element_size() for each in tensors)
         operations.transfer(kind, tensors[0], moved, _group_of(args))
@@ -380,13 +381,6 @@ def _exchange(args: Any) -> None:
         return
     for each in received:
         known_numbers.gather(each, given[0])
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for each in inner for tensor in tensors_in(each)]
 
 
 def _group_of(args: Any) -> Sequence[int]:
