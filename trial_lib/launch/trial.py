@@ -200,6 +200,8 @@ def begin(plan: TrialPlan) -> None:
         for path in (plan.paths.log, plan.paths.measurement, plan.paths.failure, plan.paths.engine_built):
             path(rank).unlink(missing_ok=True)
     plan.paths.waiting.unlink(missing_ok=True)
+    # A resumed study would take it for the trial's end.
+    plan.paths.result.unlink(missing_ok=True)
     remove(plan.paths.scratch)
 
 

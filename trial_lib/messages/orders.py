@@ -127,6 +127,7 @@ class ProbeSettings:
     stream_offset: int = 0  # the samples of a rank that come before, for data without a length
     data_step: int = 0  # the samples of a rank in an optimizer step. Batches of any size begin at a multiple of it.
     ends_at_unbuilt_ops: bool = False  # whether a rank ends where DeepSpeed would compile an op
+    ends_at_arrival: bool = False  # whether a rank ends when its first micro-batch arrives, which no stage's does
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -344,6 +344,11 @@ class Probe:
             self._session.engine_built()
         self._arrived = watch.rows_in(sizes), tokens
         refuse_unequal_batches(watch.engine, watch.first_digest, self.refuse)
+        if self._order.ends_at_arrival and not self.is_pipeline:
+            self._compare_with_what_was_asked()
+            # A rank that ended earlier would end the others.
+            self.on_most_demanding_rank([0.0])
+            self.refuse("completed", "")
         self._first_steps.training_begins(watch.engine, self._order.rounding)
 
     def optimizer_step_begins(self) -> None:
@@ -455,7 +460,7 @@ class Probe:
         self._session.keep(self._measurement())
 
     def _compare_with_what_was_asked(self) -> None:
-        # Ends a trial if its first optimizer step had another batch than the candidate's.
+        # Ends a trial if its first micro-batch, or its first optimizer step, was other than the candidate's.
         watch, source = self._watched, self._source
         if self._order.is_typed_profile:
             self.facts.note(micro_batches_per_step=watch.micro_batches)
@@ -463,8 +468,9 @@ class Probe:
         if asked is not None and self._arrived is not None and not watch.arrival.follows(asked, *self._arrived):
             rows, found = self._arrived[0], self.facts.found
             reason = source.ignored_batch_reason(asked, rows, found.ds_config, accumulation or 1, found.divided_among)
-            self.refuse("invalid", reason, micro_batch_arrived=watch.first_micro_batch)
-        if accumulation is not None and not watch.arrival.accumulates(accumulation, watch.micro_batches):
+            arrived = round(watch.arrival.samples(rows, watch.asked))
+            self.refuse("invalid", reason, micro_batch_arrived=arrived)
+        if self.steps_seen and accumulation and not watch.arrival.accumulates(accumulation, watch.micro_batches):
             self.refuse("invalid", source.ignored_accumulation_reason(accumulation, watch.micro_batches))
 
     @property

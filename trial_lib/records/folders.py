@@ -88,6 +88,11 @@ class TrialPaths:
         """What the run of the program as typed has measured of the user's configuration."""
         return TrialPaths(self.root / "own")
 
+    @property
+    def larger(self) -> "TrialPaths":
+        """The beginning of a program typed at a micro-batch of 1 at a larger one."""
+        return TrialPaths(self.root / "larger")
+
     def run_of(self, log: str) -> "TrialPaths":
         """Returns the run that wrote a log. A profile trial may have ended with the program as typed."""
         return self.as_typed if Path(log).parent.name == self.as_typed.root.name else self

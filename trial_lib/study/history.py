@@ -418,7 +418,7 @@ def waiting_trials(paths: StudyPaths, numbers: Iterable[int]) -> dict[int, str]:
     for number in numbers:
         # A profile trial begins with the program as typed.
         trial = paths.trial(number)
-        for file in (trial.waiting, trial.as_typed.waiting):
+        for file in (trial.waiting, trial.as_typed.waiting, trial.larger.waiting):
             try:
                 wait = json.loads(file.read_text())
                 found[number] = f"{wait['waiting']}, after {duration(seconds_since(wait['since']))}"

@@ -46,6 +46,7 @@ from zerotune.trial_lib.messages.files import read_bounded
 from zerotune.trial_lib.messages.turned import in_command
 from zerotune.trial_lib.rank.batch_source import found_in, numbers_in_words
 from zerotune.trial_lib.records.folders import FileChange, OwnCommand, StudyPaths, shown_in
+from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.records.switches import SwitchValue, deepspeed_part, text_of
 from zerotune.trial_lib.search.knobs import STAGE
 from zerotune.trial_lib.search.knobs import leaves as settings_in
@@ -58,6 +59,8 @@ _NAMES = {
     STAGE: (r"^zero_?(optimization_)?stage$", r"^((ds|deepspeed)_)?(stage|zero)$"),
 }
 _NOT_TRAINED = re.compile(r"eval|valid|test|infer|pred|rollout|generat|global|total|num_batches", re.IGNORECASE)
+# Options of other things of which there are few
+_OF_OTHERS = re.compile(rf"{_NOT_TRAINED.pattern}|accum|epoch|step|seed|rank|layer|worker|parallel|view|sample", re.I)
 # A configuration of DeepSpeed's has one of these at its top.
 _OF_DEEPSPEED = ("zero_optimization", MICRO_BATCH)
 # Accelerate's names of settings in its own file, in the section `deepspeed_config`, and as options of its launcher.
@@ -472,27 +475,35 @@ def _place_batch(edits: _Edits, known: KnownProgram, config: Mapping[str, Any], 
 
 
 def suspected_places(
-    reason: str, size: int, entrypoint: Entrypoint, environment: Mapping[str, str], folder: Path
+    ignored: TrialResult, size: int, entrypoint: Entrypoint, environment: Mapping[str, str], folder: Path
 ) -> list[tuple[str, str]]:
     """The keys and places, as `--map` has them, from which a program may have a batch size that it has not followed.
 
-    A rank has found one (`reason`), or they are in the command, its variables, or its files. The likeliest is first.
+    A rank has found one (of the run that has `ignored` it), or they are in the command, its variables, its files, or in
+    what Hydra has composed. The likeliest is first.
     """
-    by_rank = found_in(reason)
+    by_rank = found_in(ignored.reason)
     # DeepSpeed's own file follows each trial. A wrapper may make it of the file that it is given.
     files = [file for file in _named_files(entrypoint.arguments, folder) if not _is_of_deepspeed(file.content)]
     files = _named_files(entrypoint.wrapper, folder) or files
+    if ignored.program is not None:
+        files.append(_File(_HYDRA, False, "", ignored.program.hydra_config))
     edits = _Edits(list(entrypoint.arguments), folder, files, environment=environment)
     found = [] if by_rank is None else [by_rank]
     for spot in _by_name(edits, MICRO_BATCH, size):
         if isinstance(spot, str):
             found.append((MICRO_BATCH, spot))
             continue
+        if spot[0] == _HYDRA:
+            found.append((MICRO_BATCH, "++" * (len(spot[1]) == 1) + ".".join(spot[1])))
+            continue
         file = next(file for file in files if file.path == spot[0])
         is_new = value_at(file.content, spot[1]) is None
         target = FileTarget(os.path.relpath(file.path, folder.resolve()), f"{'+' * is_new}{'.'.join(spot[1])}")
         if FileTarget.read(str(target)) is not None:
             found.append((MICRO_BATCH, str(target)))
+    options = (each for each in numbers_in_words(entrypoint.arguments) if each.name and each.value == str(size))
+    found += [(MICRO_BATCH, each.target) for each in options if not _OF_OTHERS.search(each.name)]
     return list(dict.fromkeys(found))[:_MOST_WAYS]
 
 

@@ -105,6 +105,9 @@ class TrialPlans:
             window = StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step)
             deadline = deadline_s(*profiled, candidate, window, self._offloaded(candidate, known, profiled[0]))
         paths = self._setup.paths.trial(number)
+        # A profile at more than the typed size only shows whether the program follows.
+        begins = not profiled and known.found and candidate.micro_batch_size > known.base_config[MICRO_BATCH]
+        paths = paths.larger if begins else paths
         # The user's configuration runs as it was typed. Nothing is put together again.
         as_typed = purpose is Purpose.SUBMITTED
         model, program = (None, None) if profiled is None else (profiled[0].profile, profiled[0].program)
@@ -127,6 +130,7 @@ class TrialPlans:
             device=self._setup.device,
             weighs=purpose is Purpose.CONFIRM,
             replicas=_replicas_meant(purpose, candidate, known.base_config),
+            ends_at_arrival=bool(begins),
             varied_options=varied_options(self._setup.experiment) if profiled is None else {},
             **self._run_with(
                 candidate.complete(known.base_config),
@@ -135,7 +139,7 @@ class TrialPlans:
                 as_typed,
                 candidate.switches,
                 known.own_config(self._setup.experiment),
-                may_be_refused=profiled is not None,
+                may_be_refused=profiled is not None or known.found is not None,
             ),
         )
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from zerotune.trial_lib.inputs.places import BatchPlace, batch_places, same_plac
 from zerotune.trial_lib.inputs.read_experiment import Experiment
 from zerotune.trial_lib.launch.place import Place
 from zerotune.trial_lib.launch.processes.watchdog import bound_logs
-from zerotune.trial_lib.launch.trial import TrialPlan, write_unstarted
-from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
 from zerotune.trial_lib.messages.files import make_own_folder, write_whole
 from zerotune.trial_lib.messages.measurement import BatchSizes, Import, ProgramProfile
 from zerotune.trial_lib.messages.orders import StepWindow
@@ -54,13 +53,15 @@ def run_profile(
     run: Callable[[TrialPlan], TrialResult],
     prime: Callable[[Sequence[Import]], None],
     places_of: Callable[[TrialResult, int], Sequence[tuple[str, str]]] = lambda result, size: (),
+    is_placed: bool = False,
 ) -> TrialResult:
     """Runs the profile trial to its end. Its result is also in its folder, unless it was cut short.
 
     `typed` is its first run, of the program as it was typed. `plans_for` gives the runs at a micro-batch size
     (samples), from what the first run has found. Each one is for a program that the one before has failed. `prime` gets
     what the first run has imported. `places_of` gives the keys and places from which a program may have the typed
-    batch size, if it has not followed another. A run shows for each whether it does.
+    batch size, if it has not followed another. A run shows for each whether it does. A program that was typed at 1 is
+    the profile. It begins once more at 2 for its place alone, unless that is known (`is_placed`).
     """
     seen = run(typed)
     program = seen.program
@@ -71,59 +72,60 @@ def run_profile(
         return seen
     prime(seen.imported)
     own = program.typed_batch.micro_batch_size
-    is_seen = seen.outcome is Outcome.COMPLETED
+    is_seen, is_least = seen.outcome is Outcome.COMPLETED, own == 1
     failed: TrialResult | None = None
-    sizes = () if is_seen and program.batch_varies else sizes_below(own)
+    is_known = is_placed or MICRO_BATCH in {**program.arg_mappings, **program.batch}
+    # Those below its own, or one above.
+    sizes = [2] if is_least and is_seen and not is_known else [2**each for each in range((own - 1).bit_length())]
+    if is_seen and program.batch_varies:
+        sizes = []
     for plan in (plan for size in sizes for plan in plans_for(program, size)):
         result = run(plan)
         has_stayed = _is_ignored(result) and result.micro_batch_arrived == own
         # The code may compare the size with an option of its own.
         if is_seen and program.rows_per_sample == 1 and (has_stayed or result.outcome is Outcome.CRASHED):
-            places = [(key, place) for key, place in places_of(result, own) if key not in program.arg_mappings]
-            for key, place in places:
-                placed = replace(program, arg_mappings={**program.arg_mappings, key: place})
-                # A wrapper may refuse it.
-                with contextlib.suppress(InputError, TimeoutError):
-                    for again in plans_for(placed, plan.candidate.micro_batch_size):
-                        followed = run(again)
-                        if followed.outcome is Outcome.COMPLETED or _is_cut_short(followed):
-                            note = f"The program has its batch from {place}, so trials set it there."
-                            noted = replace(followed, note=" ".join(filter(None, (followed.note, note))))
-                            return _kept(again, noted, seen, placed)
-            if has_stayed:
+            size, maps = plan.candidate.micro_batch_size, program.arg_mappings
+            places = [(key, place) for key, place in places_of(result, own) if key not in maps]
+            placed = {place: replace(program, arg_mappings={**maps, key: place}) for key, place in places}
+            runs = ((run(each), each, place) for place in placed for each in plans_for(placed[place], size))
+            ends = (each for each in runs if each[0].outcome is Outcome.COMPLETED or _is_cut_short(each[0]))
+            if (followed := next(ends, None)) is not None:
+                result, plan, place = followed
+                program = placed[place]
+                result = _with_note(result, f"The program has its batch from {place}, so trials set it there.")
+            elif has_stayed:
                 # What was typed agrees with what arrives, so everything but the size can be tuned.
                 fed = result.reason.partition(". ")[0].rstrip(".")
-                names = " or ".join(place for _, place in places)
-                tried = f"{fed}. It did not follow {names} either." if places else result.reason
+                tried = f"{fed}. It did not follow {' or '.join(placed)} either." if placed else result.reason
                 program = replace(program, fixed_batch=tried)
                 break
-        if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
+        if is_least and result.outcome is Outcome.COMPLETED:
+            seen, failed = _with_note(seen, result.note), None
+            break
+        if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or (_is_ignored(result) and not is_least):
             return _kept(plan, _noted(result, plan, failed), seen, program)
         failed = failed or result
         if result.outcome in _AT_EVERY_SIZE:
             break
-    if failed is not None and failed.outcome is Outcome.OUT_OF_MEMORY:
+    if failed is not None and failed.outcome is Outcome.OUT_OF_MEMORY and not is_least:
         return failed
     plan = plans_for(program, own)[0]
-    return _kept(plan, _noted(seen, plan, failed), seen, program)
+    return _kept(plan, _noted(seen, plan, failed, is_least), seen, program)
 
 
-def _noted(result: TrialResult, plan: TrialPlan, failed: TrialResult | None) -> TrialResult:
+def _noted(result: TrialResult, plan: TrialPlan, failed: TrialResult | None, is_least: bool = False) -> TrialResult:
     # The result of a profile trial with a note on a run before it that failed, if one did.
     if failed is None or result.outcome is not Outcome.COMPLETED:
         return result
     size, accumulation = plan.candidate.micro_batch_size, plan.candidate.gradient_accumulation_steps
-    why = as_sentence(without_log(failed.reason))
-    note = f"The profile is of a micro-batch of {size} x {accumulation}, because a run of a smaller batch failed. {why}"
-    return replace(result, note=" ".join(filter(None, (result.note, note.rstrip()))))
+    what = f"The profile is of a micro-batch of {size} x {accumulation}, because a run of a smaller batch failed."
+    if is_least:
+        what = "Whether the program follows a micro-batch of more than 1 is not known, because a run of 2 failed."
+    return _with_note(result, f"{what} {as_sentence(without_log(failed.reason))}".rstrip())
 
 
-def sizes_below(own: int) -> Iterator[int]:
-    """Yields the micro-batch sizes below the program's own to profile at, smallest first."""
-    size = 1
-    while size < own:
-        yield size
-        size *= 2
+def _with_note(result: TrialResult, note: str) -> TrialResult:
+    return replace(result, note=" ".join(filter(None, (result.note, note))))
 
 
 def profile_candidates(program: ProgramProfile, size: int, slots: int, types_batch: bool) -> list[Candidate]:
@@ -137,7 +139,7 @@ def profile_candidates(program: ProgramProfile, size: int, slots: int, types_bat
     assert typed is not None
     replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
     accumulations = [typed.gradient_accumulation_steps]
-    if types_batch and size < typed.micro_batch_size and typed.train_batch_size % (size * replicas) == 0:
+    if types_batch and size != typed.micro_batch_size and typed.train_batch_size % (size * replicas) == 0:
         accumulations.append(typed.train_batch_size // (size * replicas))
     return [
         Candidate(
@@ -280,6 +282,8 @@ def run_profile_of_study(
         return [plans.plan(plan.number, plan.purpose, candidate, known, None) for candidate in candidates]
 
     def run_and_compare(plan: TrialPlan) -> TrialResult:
+        if plan.refused is not None:
+            return unstarted(plan, *plan.refused[:2])
         if not plan.as_typed:
             return run(plan)
         result = run_with_ops(
@@ -290,13 +294,14 @@ def run_profile_of_study(
 
     def places_of(result: TrialResult, size: int) -> list[tuple[str, str]]:
         experiment = setup.experiment
-        found = suspected_places(result.reason, size, experiment.entrypoint, setup.environment, experiment.model_dir)
+        found = suspected_places(result, size, experiment.entrypoint, setup.environment, experiment.model_dir)
         # A place that the user has mapped is set already.
         return [each for each in found if each[1] not in experiment.config.arg_mappings.values()]
 
     forget_own(plan)
     first = plans.typed(plan, typed.base_config)
-    profiled = run_profile(plan, first, plans_for, run_and_compare, place.prime, places_of)
+    is_placed = MICRO_BATCH in typed.arg_mappings or setup.experiment.entrypoint.trial_class is not None
+    profiled = run_profile(plan, first, plans_for, run_and_compare, place.prime, places_of, is_placed)
     complete = with_swap_disks(with_ops_built(profiled, setup, place.build), setup)
     if place.has_compiled:
         # The compilers have taken time from the ranks.

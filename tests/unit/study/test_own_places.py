@@ -17,7 +17,9 @@ from zerotune.trial_lib.inputs.entrypoint import Entrypoint
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.messages.turned import PINNED, WORKERS
+from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.folders import OwnCommand
+from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.search.knobs import STAGE
 from zerotune.trial_lib.study import best_command
 from zerotune.trial_lib.study.best_command import own_answers
@@ -409,6 +411,18 @@ def test_a_key_of_a_base_is_set_in_the_file_that_names_it_and_other_names_have_w
     assert copy_of(own, "run.yaml") == f"base: {base}\ndata: {data}\nbatch: 8\naccumulation: 1\n"
 
 
+def ignored(reason: str, composed: Mapping[str, Any] | None = None) -> TrialResult:
+    return TrialResult(
+        trial_id="s-0000",
+        number=0,
+        purpose=Purpose.PROFILE,
+        config_hash="0" * 16,
+        outcome=Outcome.INVALID,
+        reason=reason,
+        program=ProgramProfile(hydra_config=dict(composed or {})),
+    )
+
+
 @pytest.mark.parametrize(
     ("reason", "words", "wrapper", "places"),
     [
@@ -421,6 +435,7 @@ def test_a_key_of_a_base_is_set_in_the_file_that_names_it_and_other_names_have_w
         ("", "--config conf.toml", "", ["conf.toml:train.batch_size", "BATCH"]),
         ("", "run.yaml", "", ["run.yaml:dev.batch", "run.yaml:+train.batch", "BATCH"]),
         ("", "--deepspeed_config ds.json", "", ["BATCH"]),
+        ("", "--epochs 4 --n 4 --eval-n 4 -b=4", "", ["BATCH", "--n", "-b"]),
         ("", "--x", "python kit.py ds.json", ["ds.json:train_micro_batch_size_per_gpu", "BATCH"]),
     ],
 )
@@ -433,5 +448,11 @@ def test_a_size_that_is_not_followed_is_suspected_where_its_name_and_value_stand
     (folder / "ds.json").write_text(json.dumps({**AUTO, MICRO_BATCH: 4}))
     entrypoint = Entrypoint(arguments=tuple(words.split()), wrapper=tuple(wrapper.split()))
     variables = {"BATCH": "4", "EVAL_BATCH": "4", "BATCHES": "3"}
-    found = suspected_places(reason, 4, entrypoint, variables, folder)
+    found = suspected_places(ignored(reason), 4, entrypoint, variables, folder)
     assert found == [(MICRO_BATCH, place) for place in places]
+
+
+def test_a_size_that_hydra_has_composed_is_suspected_at_each_of_its_places(folder: Path) -> None:
+    composed = {"batch": 4, "eval": {"batch": 4}, "data": {"batch": 4, "epochs": 4}}
+    found = suspected_places(ignored("", composed), 4, Entrypoint(arguments=("+x=4",)), {}, folder)
+    assert [place for _, place in found] == ["++batch", "data.batch", "x"]

@@ -14,7 +14,7 @@ from zerotune.trial_lib.messages.measurement import BatchSizes, ModelProfile, Pr
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.study.profile import profile_candidates, run_profile, sizes_below
+from zerotune.trial_lib.study.profile import profile_candidates, run_profile
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2), rows_per_sample=2)
 MODEL = ModelProfile(
@@ -77,9 +77,7 @@ def ended(outcome: Outcome = Outcome.COMPLETED, program: ProgramProfile | None =
         config_hash="0" * 16,
         outcome=outcome,
         program=program,
-        profile=MODEL if outcome is Outcome.COMPLETED else None,
-        imported=["transformers"],
-        **more,
+        **{"profile": MODEL if outcome is Outcome.COMPLETED else None, "imported": ["transformers"], **more},
     )
 
 
@@ -109,9 +107,79 @@ def test_formats_that_either_run_has_shown_are_the_program_s(tmp_path: Path) -> 
     assert Ranks(tmp_path, typed, lambda size: at_one).profile().formats == ("bfloat16", "float32")
 
 
-def test_a_program_that_takes_one_sample_as_typed_is_not_run_twice(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, ended(program=ProgramProfile(typed_batch=BatchSizes(4, 1, 2))), completes)
-    assert ranks.profile().outcome is Outcome.COMPLETED
+ONE = ProgramProfile(typed_batch=BatchSizes(8, 1, 4), rows_per_sample=1)
+AT_ONE = ended(program=ONE)
+IGNORES = ended(Outcome.INVALID, micro_batch_arrived=1, reason="It has --size 1.")
+
+
+def expect_profile_of_one(ranks: Ranks, result: TrialResult) -> None:
+    """Whatever a run at two samples shows, the profile is the program's as typed."""
+    assert (result.outcome, result.profile) == (Outcome.COMPLETED, MODEL)
+    assert result.program is not None
+    assert result.program.typed_batch == ONE.typed_batch
+    expected = Candidate(micro_batch_size=1, gradient_accumulation_steps=4, slots=2, data_parallel_size=2)
+    assert ranks.ran_with() == expected
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ONE, replace(ONE, batch_varies=True), replace(ONE, batch={MICRO_BATCH: 1})],
+    ids=["mapped", "varies", "by a Trainer"],
+)
+def test_a_program_that_takes_one_sample_as_typed_is_not_run_twice(tmp_path: Path, program: ProgramProfile) -> None:
+    ranks = Ranks(tmp_path, ended(program=program), completes)
+    expect_profile_of_one(ranks, ranks.profile(is_placed=program is ONE))
+    assert ranks.sizes == []
+
+
+def test_a_program_typed_at_one_sample_begins_at_two_to_show_that_it_follows(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, AT_ONE, lambda size: ended(profile=None, program=None))
+    result = ranks.profile()
+    expect_profile_of_one(ranks, result)
+    assert (ranks.sizes, result.note) == ([2], "")
+
+
+@pytest.mark.parametrize("followed", ["--size", "conf.yaml:size", ""])
+def test_the_places_of_a_program_typed_at_one_sample_are_tried_at_two(tmp_path: Path, followed: str) -> None:
+    places = ["--size", "conf.yaml:size"]
+    tried = places[: places.index(followed) + 1] if followed else places
+    ends = [IGNORES, *(ended() if place == followed else IGNORES for place in tried)]
+    ranks = Ranks(tmp_path, AT_ONE, lambda size: ends.pop(0))
+    result = ranks.profile(places_of=lambda result, size: [(MICRO_BATCH, place) for place in places])
+    expect_profile_of_one(ranks, result)
+    assert (ranks.sizes, ends) == ([2] * (1 + len(tried)), [])
+    assert result.program is not None
+    assert result.program.arg_mappings == ({MICRO_BATCH: followed} if followed else {})
+    none = "It has --size 1. It did not follow --size or conf.yaml:size either."
+    assert result.program.fixed_batch == ("" if followed else none)
+    assert result.note == (f"The program has its batch from {followed}, so trials set it there." if followed else "")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OUT_OF_MEMORY, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.INVALID])
+def test_what_two_samples_could_not_show_is_said_and_ends_no_profile(tmp_path: Path, outcome: Outcome) -> None:
+    ranks = Ranks(tmp_path, AT_ONE, lambda size: ended(outcome, reason="No room for two. Log: /rank0.log"))
+    result = ranks.profile()
+    expect_profile_of_one(ranks, result)
+    assert result.program is not None
+    assert (ranks.sizes, result.program.fixed_batch, result.program.arg_mappings) == ([2], "", {})
+    assert result.note == (
+        "Whether the program follows a micro-batch of more than 1 is not known, because a run of 2 failed. "
+        "No room for two."
+    )
+
+
+def test_a_program_typed_at_one_sample_that_insists_on_its_global_batch_begins_with_it(tmp_path: Path) -> None:
+    ends = [ended(Outcome.CRASHED, reason="8 is expected."), ended()]
+    ranks = Ranks(tmp_path, AT_ONE, lambda size: ends.pop(0))
+    ranks.types_batch = True
+    result = ranks.profile()
+    expect_profile_of_one(ranks, result)
+    assert (ranks.sizes, ranks.accumulations, result.note) == ([2, 2], [4, 2], "")
+
+
+def test_a_program_that_does_not_fit_at_one_sample_does_not_begin_at_two(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, replace(AT_ONE, outcome=Outcome.OUT_OF_MEMORY), completes)
+    assert ranks.profile().outcome is Outcome.OUT_OF_MEMORY
     assert ranks.sizes == []
 
 
@@ -244,9 +312,12 @@ def test_a_program_without_an_engine_is_not_run_again(tmp_path: Path) -> None:
     assert ranks.sizes == []
 
 
-def test_sizes_double_below_the_program_s_own() -> None:
-    assert list(sizes_below(12)) == [1, 2, 4, 8]
-    assert list(sizes_below(1)) == []
+@pytest.mark.parametrize(("own", "below"), [(2, [1]), (3, [1, 2]), (4, [1, 2]), (12, [1, 2, 4, 8])])
+def test_sizes_double_below_the_program_s_own(tmp_path: Path, own: int, below: list[int]) -> None:
+    typed = replace(TYPED, typed_batch=BatchSizes(own, own, 1))
+    ranks = Ranks(tmp_path, ended(program=typed), lambda size: ended(Outcome.CRASHED))
+    ranks.profile()
+    assert ranks.sizes == below
 
 
 @pytest.mark.parametrize("program", [None, ProgramProfile()])

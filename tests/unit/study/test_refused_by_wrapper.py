@@ -16,6 +16,7 @@ from zerotune.trial_lib.inputs.read_experiment import read_experiment
 from zerotune.trial_lib.launch.place import ThisHost
 from zerotune.trial_lib.launch.trial import unstarted
 from zerotune.trial_lib.messages.errors import InputError
+from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult
@@ -187,3 +188,16 @@ def test_the_minutes_of_a_study_end_what_waits_in_its_driver(minutes: float | No
     study_time = StudyTime(minutes, 0.0)
     with pytest.raises(TimeoutError, match="--max-minutes") if minutes == 0.0 else contextlib.nullcontext():
         study_time.check()
+
+
+def test_a_size_of_the_profile_that_the_wrapper_fails_with_is_no_error_of_the_profile(
+    driver: StudyDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, FAILED)
+    known = mapped(driver).known.learned(ProgramProfile(typed_batch=BatchSizes(4, 4, 1)))
+    plan = driver.plans.plan(0, Purpose.PROFILE, Candidate(micro_batch_size=1), known, None)
+    assert plan.refused is not None
+    assert plan.refused[0] is Outcome.INVALID
+    # A mapping that is wrong as it is typed is an error.
+    with pytest.raises(InputError, match="exit code 3"):
+        driver.plans.plan(0, Purpose.PROFILE, Candidate(micro_batch_size=1), driver.known, None)
