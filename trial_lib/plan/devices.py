@@ -196,14 +196,14 @@ class Efficiencies:
     """The constants of the foreseen time. Shares are of the data sheet's figure."""
 
     # Share of the peak FLOP/s that products of matrices get, convolutions included
-    matmul: Constant = Constant(0.63, 0.12)
-    attention: Constant = Constant(1.09, 0.2)  # share of what a fused kernel of attention gets that trainings get
-    memory: Constant = Constant(0.8, 0.12)  # share of the memory's bandwidth that all other operations get
-    link: Constant = Constant(0.62, 0.25)  # share of the links within a host that collectives get
-    network: Constant = Constant(0.43, 0.35)  # share of the network
+    matmul: Constant = Constant(0.66, 0.12)
+    attention: Constant = Constant(1.05, 0.2)  # share of what a fused kernel of attention gets that trainings get
+    memory: Constant = Constant(0.81, 0.12)  # share of the memory's bandwidth that all other operations get
+    link: Constant = Constant(0.67, 0.25)  # share of the links within a host that collectives get
+    network: Constant = Constant(0.48, 0.35)  # share of the network
     to_host: Constant = Constant(0.76, 0.3)  # share of the link to the host
     # Share of the host's memory bandwidth that DeepSpeed's CPU Adam gets, if all ranks of a host update at once
-    host_update: Constant = Constant(0.14, 1.2)
+    host_update: Constant = Constant(0.17, 1.2)
     # Share of the figure of NVMe drives. The figure itself is assumed, so nearly nothing is known of it.
     disk: Constant = Constant(1.0, 0.9)
     # Seconds in which the host issues an operation, with the model's own Python. The public rows do not decide it. On
@@ -214,7 +214,7 @@ class Efficiencies:
     module: Constant = Constant(2e-4, 0.4)
     # What all of this leaves out. Its value multiplies a step. The spread is that by which 90 % of left-out sources are
     # held (benchmarks/foresee/public_gpus/fit_speed.py).
-    whole: Constant = Constant(1.0, 0.34)
+    whole: Constant = Constant(1.0, 0.35)
 
 
 # Seconds of a transfer: bytes over the slowest link of its way, and the latency of each hop.

@@ -81,6 +81,11 @@ def changed(efficiencies: Efficiencies, logarithms: Mapping[str, float]) -> Effi
 
 def left_out(row: Mapping[str, Any]) -> str:
     """Returns why a row cannot be compared, in words; empty if it can."""
+    return has_no_step(row) or _contradiction(row, *_measured(row))
+
+
+def has_no_step(row: Mapping[str, Any]) -> str:
+    """Returns why a row has no foreseen step or no measured one, in words; empty if it has both."""
     if row.get("unusable"):
         return str(row["unusable"])
     if "throughput" not in row["use_for"]:
@@ -91,11 +96,11 @@ def left_out(row: Mapping[str, Any]) -> str:
         return why
     if cluster_of(row) is None:
         return f"unknown device: {row['gpu_kind'] or 'no gpu_kind'}"
-    return _contradiction(row, *_measured(row))
+    return "" if _measured(row)[0] else "no figure of speed"
 
 
 def _contradiction(row: Mapping[str, Any], metric: str, value: float) -> str:
-    """Returns why a figure of speed is none, in words; empty if it is one."""
+    """Returns why a figure of speed may mean two, or cannot be, in words; empty if it is sound."""
     program = program_for_speed(row)
     # FLOPs of a token: of its products, and of attention to all positions.
     products = 6.0 * program.layers * program.layer_parameters
@@ -104,7 +109,7 @@ def _contradiction(row: Mapping[str, Any], metric: str, value: float) -> str:
         return "more FLOP/s than its device has"
     if metric in ("mfu", "tflops") and not row.get("tflops_def") and products + pairs > _ALIKE * (products + pairs / 2):
         return "it may count all of attention's FLOPs or half of them"
-    return "" if metric else "no figure of speed"
+    return ""
 
 
 def _peak(row: Mapping[str, Any], program: RowProgram) -> float:
