@@ -93,7 +93,7 @@ def summed_up(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = {name: [sum(each[name][place] for each in worlds) for place in (0, 1)] for name in _SAID}
     failed = sum(each["named_failed"] for each in worlds)
     named = sum(min(_NAMED, each["layouts"]) for each in worlds)
-    errors = {name: sorted(error for each in worlds for error in each[name]) for name in _ERRORS}
+    errors = {name: of for name in _ERRORS if (of := sorted(error for each in worlds for error in each[name]))}
     return {
         "worlds": len(worlds),
         **sums,

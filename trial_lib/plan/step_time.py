@@ -552,7 +552,8 @@ class _Layer:
             seconds, self._constants.collective.value + self._launch, after_device=not gathers or not zero.overlaps
         )
         if gathers and zero.overlaps:
-            size = _bytes_of(run.dtypes[operation.dtype] if run.dtypes else "")
+            dtype = run.dtypes[operation.dtype] if run.dtypes else ""
+            size = 4 if dtype.endswith("float32") else 8 if dtype.endswith("float64") else 2
             timeline.gather_ahead(end, operation.moved, zero.prefetched * size)
         elif part == "reducing" and passes and zero.overlaps:
             timeline.reduce_behind(end)
@@ -596,10 +597,6 @@ class _Layer:
         seconds = swap_seconds(kind, operation.moved, self._cluster, self._constants)
         self._busy["disk"] += seconds
         self._timeline.swap(kind, seconds)
-
-
-def _bytes_of(dtype: str) -> int:
-    return 4 if dtype.endswith("float32") else 8 if dtype.endswith("float64") else 2
 
 
 def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, float]:
