@@ -103,8 +103,9 @@ def twice(a):
 from . import devices
 """
 LIBRARY_RANK = """
-import os
+import os, sys
 def run(payload, rank):
+    print(sys.modules["named"].KIND, flush=True)
     import trainer
     print(trainer.COUNT, trainer.registers.devices.__name__, flush=True)
     os._exit(0)
@@ -118,6 +119,7 @@ def test_a_library_that_the_server_has_begun_and_left_is_imported_by_a_rank_as_f
         "registers/__init__": LIBRARY,
         "registers/devices": "import torch\nCOUNT = torch.cuda.device_count()",
         "trainer": "import registers\nCOUNT = registers.devices.COUNT",
+        "named": "import torch\nKIND = torch.accelerator.current_accelerator().type",
         "library_rank": LIBRARY_RANK,
     }
     (tmp_path / "registers").mkdir()
@@ -134,9 +136,10 @@ def test_a_library_that_the_server_has_begun_and_left_is_imported_by_a_rank_as_f
     )
     with contextlib.closing(starter):
         starter.start()
-        starter.prime(["registers.devices", "registers", "trainer"])
+        starter.prime(["registers.devices", "registers", "trainer", "named"])
         assert starter.launch(request).wait().statuses == [0], log.read_text()
-    assert log.read_text().split() == ["0", "registers.devices"]
+    # All foreseen ranks have a device of the same name, so the server has imported what asks for it.
+    assert log.read_text().split() == ["foreseen", "0", "registers.devices"]
     assert notes == []
 
 

@@ -376,7 +376,7 @@ def _table(
     answer = next((arm for arm in alike if arm.label == best_arm(alike)), None)
     if not contradiction:
         counts = with_answer(counts, asked.count, answer, nearest_to_fit(alike or arms))
-    device = asked.cluster.device
+    device, whole = asked.cluster.device, policy.train_batch_size
     found = PlannedDevices(
         device=device.name,
         nodes=asked.cluster.hosts,
@@ -392,7 +392,7 @@ def _table(
         counts=() if contradiction else counts,
         fewest=fewest(counts),
         notes=(
-            *(() if policy.train_batch_size is None else (_of_batch(policy, asked),)),
+            *(() if whole is None else (_OF_BATCH.format(whole, whole / asked.count),)),
             *((_OF_ONE_SIZE.format(typed.micro_batch),) if ignores_size else ()),
             *unlike_measured(typed, asked),
             *((_WITHOUT_TRANSFERS,) if policy.data_parallel_size == 1 and len(counts) > 1 else ()),
@@ -410,16 +410,11 @@ _OF_ONE_SIZE = (
     "micro-batch {} alone. If an option of the command sets them, name it: "
     "`--map train_micro_batch_size_per_gpu=--batch_size`."
 )
+_OF_BATCH = "Every arm keeps a global batch of {:,} samples, which is {:g} for each device."
 _WITHOUT_TRANSFERS = (
     "More than one replica of the model would exchange gradients, which no run on one shows. Speeds on more devices "
     "are therefore upper bounds. Ask for several devices to have the exchange foreseen."
 )
-
-
-def _of_batch(policy: BatchPolicy, asked: AskedDevices) -> str:
-    assert policy.train_batch_size is not None
-    each = policy.train_batch_size / asked.count
-    return f"Every arm keeps a global batch of {policy.train_batch_size:,} samples, which is {each:g} for each device."
 
 
 def _all(

@@ -126,12 +126,9 @@ _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def tried_devices() -> dict[str, Any]:
-    """Tries all devices.
-
-    Returns:
-        `sees` is the number of GPUs that torch sees, and `why_none` CUDA's reason if there is none. `devices` has the
-        error of each device, empty if it computed. `together` is the error of a sum over the first two devices, None
-        without two working devices.
+    """Tries all devices. Of the result, `sees` is the number of GPUs that torch sees, and `why_none` CUDA's reason if
+    there is none. `devices` has the error of each device, empty if it computed. `together` is the error of a sum over
+    the first two devices, None without two working devices.
     """
     # torch reads this variable at each call. With it torch would ask NVML instead of CUDA.
     os.environ.pop(_BY_NVML, None)

@@ -186,13 +186,13 @@ def compiled_when_called() -> Iterator[None]:
 
 # What ZeroTune itself imports in every rank. By name, because this room is below that one.
 _OF_RANKS = ("zerotune.trial_lib.rank.rank", "zerotune.trial_lib.rank.session")
+_FORESEES = "zerotune.trial_lib.plan.simulate"
 
 
 def prime(driver: socket.socket, builders: list[str]) -> list[str]:
     """Imports the modules of every DeepSpeed training, and those that a first step would load.
 
-    Returns:
-        Those of the builders whose ops are loaded. An op that is not built is built when a program needs it.
+    Returns those of the builders whose ops are loaded. An op that is not built is built when a program needs it.
     """
     # DeepSpeed imports mlflow if it is installed. That takes seconds, which most programs need not pay.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
@@ -261,10 +261,10 @@ def _left_to_ranks(original: Any, *args: Any, **kwargs: Any) -> Any:
     return (original if hasattr(now, "__wrapped__") else now)(*args, **kwargs)
 
 
-_CUDA_ASKS = "is_available device_count is_bf16_supported get_device_capability get_device_name get_device_properties"
-_ASKS = [*(f"cuda.{name}" for name in _CUDA_ASKS.split()), "accelerator.is_available accelerator.current_accelerator"]
-_WHY = "A module or a cache may keep the answer, and a foreseen rank has a device, unlike this process."
-_DEVICES: Table = (Patch("torch", " ".join(_ASKS), _WHY, around(_left_to_ranks), may_lack=True),)
+_ASKS = ["device_count", "is_bf16_supported", "get_device_capability", "get_device_name", "get_device_properties"]
+_LEFT = " ".join(("cuda.is_available", *(f"{module}.{name}" for module in ("cuda", "accelerator") for name in _ASKS)))
+_WHY = "A module or a cache may keep the answer, and a foreseen rank has other devices than this process."
+_DEVICES: Table = (Patch("torch", _LEFT, _WHY, around(_left_to_ranks), may_lack=True),)
 
 
 def import_all(imported: Sequence[Import], left_out: set[str], is_foreseeing: bool = False) -> str | set[str]:
@@ -629,6 +629,11 @@ def main(arguments: list[str]) -> None:
         ahead = json.loads(arguments[1])
         with _importing():
             loaded = prime(driver, arguments[2:])
+            # The device that all foreseen ranks find. A library that asks for its name may be imported here.
+            with contextlib.suppress(Exception):
+                if ahead["without"]:
+                    importlib.import_module(f"{_FORESEES}.engine")
+                    importlib.import_module(f"{_FORESEES}.pretended_device").register()
         serving = ForkServer(driver)
         if ahead["imports"] and doubt() is None:
             serving.import_safely(ahead["imports"], set(ahead["without"]), ahead["patience_s"])

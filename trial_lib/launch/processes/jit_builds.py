@@ -259,8 +259,7 @@ def _copy_build(folder: Path, root: Path) -> None:
 def build(builders: Iterable[str], note: Callable[[str], None], only_built: bool = False) -> dict[str, str]:
     """Builds and loads DeepSpeed's ops. A build takes minutes, once for each environment.
 
-    Returns:
-        The reason for each op that cannot be built or loaded here. An op that is not to be built has no words.
+    Returns the reason for each op that cannot be built or loaded here. An op that is not to be built has no words.
     """
     from deepspeed.accelerator import get_accelerator
     from torch.utils import cpp_extension

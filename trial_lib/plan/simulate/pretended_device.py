@@ -93,7 +93,9 @@ class _Module:
         yield
 
 
-def _register(module: Any, mode: Any) -> None:
+@functools.cache
+def register() -> None:
+    """Makes the pretended device known to torch. A fork server of foreseen runs does so before it imports anything."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     # `torch.tensor(..., device=...)` then makes a tensor of the host, and moves it where a mode sees it.
     torch._C._set_only_lift_cpu_tensors(True)
@@ -186,7 +188,7 @@ def _sum_over_ranks(original: Any, mode: Any) -> Any:
 
 _PICKLES = "It pickles objects, and a fake tensor cannot be pickled. Every rank has what rank 0 has."
 PATCHES: Table = (
-    Change("torch", f"device type {NAME!r}", "Torch's slot for a foreign device is the pretended one.", _register),
+    Change("torch", f"device type {NAME!r}", "It has torch's slot for a foreign device.", lambda *given: register()),
     Patch(
         "torch.distributed",
         "init_process_group",
