@@ -126,7 +126,7 @@ _NEARLY_EQUAL = 0.02
 # that, because the largest sizes of other arms are not measured yet.
 _SETTLED = 0.01
 # The share of trials that may fail because nothing safer had much to gain.
-_RISKED = 0.1
+_RISKED = 0.05
 # A value that its arm has not had is worth a trial from this share of the least gain on. Nothing else would show it.
 _LEAST_SURPRISE = 0.5
 # Larger sizes that a sweep may reach, besides the one that surely fits. The group itself finds out whether they fit.
