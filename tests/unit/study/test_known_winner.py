@@ -1,5 +1,6 @@
 """A study that learns: what it confirms, when it ends early, and what its search starts from."""
 
+import copy
 import json
 import math
 import random
@@ -24,12 +25,22 @@ def team(tmp_path: Path) -> Experiment:
     return Experiment(tmp_path)
 
 
-@pytest.fixture
-def tuned(team: Experiment) -> Experiment:
-    """An experiment that was tuned once: 4 samples at a time are fastest."""
+@pytest.fixture(scope="module")
+def tuned_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
+    """An experiment that was tuned once, and a copy of its folder: 4 samples at a time are fastest."""
+    team = Experiment(tmp_path_factory.mktemp("team"))
     study = team.tune()
     assert study.record.finding.endswith(": ZeRO 0, micro-batch 4, accumulation 2")
-    return team
+    return team, Path(shutil.copytree(team.folder, tmp_path_factory.mktemp("kept") / "team"))
+
+
+@pytest.fixture
+def tuned(tuned_once: tuple[Experiment, Path]) -> Experiment:
+    """That experiment, as it was then. Its records have the paths of its folder."""
+    team, kept = tuned_once
+    shutil.rmtree(team.folder)
+    shutil.copytree(kept, team.folder)
+    return copy.deepcopy(team)
 
 
 def first_candidate(driver: StudyDriver) -> Candidate | None:
@@ -290,12 +301,22 @@ def test_a_study_that_is_not_to_learn_takes_no_notice(tuned: Experiment) -> None
     assert not study.paths.earlier_studies.exists()
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """An experiment whose second study, after a regression, nobody has cut short."""
+    team = Experiment(tmp_path_factory.mktemp("undisturbed"))
+    team.tune()
+    team.speed = slower
+    team.tune()
+    return team
+
+
 SOON = (2, 9, 11)
 
 
 @pytest.mark.parametrize("ended", [*SOON, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 5, 8, 10, 14))])
 def test_a_study_that_is_cut_short_is_resumed_as_if_it_had_not_been(
-    tuned: Experiment, ended: int, tmp_path: Path
+    tuned: Experiment, ended: int, undisturbed: Experiment
 ) -> None:
     tuned.speed = slower
     with tuned.opened() as study:
@@ -311,11 +332,6 @@ def test_a_study_that_is_cut_short_is_resumed_as_if_it_had_not_been(
         tuned.finish(study)
         answer = answer_of(study.driver)
     whole = [*begun, *tuned.ran]
-    (tmp_path / "other").mkdir()
-    undisturbed = Experiment(tmp_path / "other")
-    undisturbed.tune()
-    undisturbed.speed = slower
-    undisturbed.tune()
     assert [(purpose, candidate) for _, purpose, candidate in whole] == [
         (purpose, candidate) for _, purpose, candidate in undisturbed.ran
     ]
