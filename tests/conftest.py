@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 # As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
+# No disk loses power beneath a test. That everything is flushed is seen in tests/chaos/test_checkpoint_power_loss.py,
+# which has an `fsync` of its own.
+os.fsync = lambda descriptor: None
+
 # Of each server that `server` starts, so that every command and client of a test may use it.
 os.environ["PREFECT_API_AUTH_STRING"] = drawn_credential()
 

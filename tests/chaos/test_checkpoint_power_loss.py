@@ -37,12 +37,6 @@ LOSSES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_real_syncs(monkeypatch):
-    """The disk is emulated: to wait for the real one would prove nothing."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def folder(tmp_path):
     """In main memory, where there is such a folder: thousands of folders are made and removed."""
