@@ -68,6 +68,16 @@ _FAR = 1.345 / 0.6745
 _OF_A_GROUP = 3
 _HELD = 0.9
 _QUANTILE_90 = 1.645
+# What decides a step, by its constants.
+_DECIDED_BY = {
+    "products of matrices": ("matmul",),
+    "attention": ("attention",),
+    "other passes": ("memory",),
+    "links": ("link", "network"),
+    "the host's issuing": ("launch", "collective", "module"),
+    "the host's memory": ("to_host", "host_update", "disk"),
+}
+_MUCH = 0.3
 # A step grows with these constants, and shrinks with the others.
 _GROWING = ("launch", "collective", "module", "whole")
 
@@ -234,20 +244,31 @@ def each_left_out(fit: Fit, errors: np.ndarray) -> dict[str, Any]:
         }
         for source in sorted(set(sources))
     }
-    parts: dict[str, list[bool]] = defaultdict(list)
-    for row, is_inside in zip(fit.rows, inside.tolist(), strict=True):
-        parts[str(row.get("gpu_kind")).partition("-")[0]].append(is_inside)
+    off = np.abs(np.expm1(errors))
+    parts: dict[str, list[int]] = defaultdict(list)
+    for index, (row, slopes) in enumerate(zip(fit.rows, np.abs(fit.slopes), strict=True)):
+        shares = {kind: sum(slopes[CONSTANTS.index(name)] for name in names) for kind, names in _DECIDED_BY.items()}
+        parts[str(row.get("gpu_kind")).partition("-")[0]].append(index)
         parts[f"ZeRO {row.get('zero_stage')}{', offload' if row.get('offload_optimizer') == 'cpu' else ''}"].append(
-            is_inside
+            index
         )
+        parts[f"most by {max(shares, key=lambda kind: shares[kind])}"].append(index)
+        if shares["links"] > _MUCH:
+            parts[f"links over {_MUCH:.0%}"].append(index)
     return {
         "rows": len(errors),
         "sources": len(moved),
         "whole_spread": float(spreads[CONSTANTS.index("whole")]),
         "by_part": {
-            name: {"rows": len(own), "within_90": round(sum(own) / len(own), 2)} for name, own in sorted(parts.items())
+            name: {
+                "rows": len(own),
+                "within_90": round(float(inside[own].mean()), 2),
+                "median_error": round(float(np.median(off[own])), 3),
+                "median_of_logarithm": round(float(np.median(errors[own])), 3),
+            }
+            for name, own in sorted(parts.items())
         },
-        "median_error": round(float(np.median(np.abs(np.expm1(errors)))), 3),
+        "median_error": round(float(np.median(off)), 3),
         "within_90": round(float(inside.mean()), 3),
         "within_90_mean_of_sources": round(float(np.mean([each["within_90"] for each in by_source.values()])), 3),
         "constants": {
