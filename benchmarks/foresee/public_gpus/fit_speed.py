@@ -112,7 +112,9 @@ class Fit:
         return np.clip(found, -_LONGEST, _LONGEST)
 
 
-def fitted(rows: Sequence[Mapping[str, Any]], runs: Mapping[int | str, tuple[ForeseenRun, str]], start: Efficiencies) -> Fit:
+def fitted(
+    rows: Sequence[Mapping[str, Any]], runs: Mapping[int | str, tuple[ForeseenRun, str]], start: Efficiencies
+) -> Fit:
     """Returns the constants that suit the rows, by a few steps of Gauss and Newton.
 
     Args:
