@@ -67,10 +67,11 @@ def test_a_launch_that_may_not_fit_is_made_once_safer_ones_have_little_to_gain(m
 
 def test_even_odds_are_risked_once_the_launches_before_have_earned_it():
     world = GridWorld(read_worlds(GRIDS)["LLaMA-13B (128k vocabulary)", 32, 2048, 2048])
-    order = by_adaptive(world, 10)
+    order = by_adaptive(world, 20)
     risked = [place for place, launch in enumerate(order) if world.chance(launch) < 0.6]
     assert order[risked[0]] == max(world.launches, key=lambda launch: world.speed(launch) or 0.0)
-    assert risked[0] >= 4
+    # One in twenty may fail.
+    assert risked[0] >= 10
 
 
 def test_a_plan_has_the_speed_of_each_launch():
