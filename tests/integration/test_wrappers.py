@@ -13,10 +13,10 @@ from study_fixtures import Zerotune, left_in
 
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.inputs.entrypoint import parse_entrypoint
+from zerotune.trial_lib.inputs.places import batch_places
 from zerotune.trial_lib.launch.wrapper import NoLaunch, follow_wrapper
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.study.followed import Followed, followed, rewrapped
-from zerotune.trial_lib.study.profile import mapped_places
 from zerotune.trial_lib.study.typed_command import read_command
 
 BIN = str(Path(sys.executable).parent)
@@ -159,7 +159,7 @@ def test_a_wrapper_whose_file_is_mapped_starts_each_trial_from_a_copy_of_it(fold
     found = followed(words, folder, lambda sentence: None, mapped=mappings.values())
     experiment = read_command(found.words, mappings, folder, None, wrapper=words)
     assert experiment.entrypoint.arguments == ("--size", "4", "--all", "8")
-    (place,) = mapped_places(experiment, {})
+    (place,) = batch_places(experiment.entrypoint.arguments, {}, mappings, folder, words)
     assert (place.key, place.value) == (MICRO_BATCH, 4)
     config = folder / "trial" / "ds_config.json"
     entrypoint, others = rewrapped(experiment.entrypoint, config, mappings, {MICRO_BATCH: 16}, folder)

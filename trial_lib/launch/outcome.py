@@ -159,6 +159,8 @@ _OTHER_COLLECTIVE = re.compile(r"op\.preamble\.length|collective mismatch")
 
 # The longest text for a table.
 _LONGEST_MESSAGE = 300
+# Python's words between an exception and the one that it was raised from
+_CAUSES = "\n\nThe above exception was the direct cause of the following exception:"
 # torch's message of a failed build begins with commands. The cause is the first line in which a compiler complains.
 _UNBUILT = re.compile(r"Error building extension '\w+'")
 _COMPLAINT = re.compile(r"^.*(?:\berror: |\bfatal\b|: cannot find ).*$", re.MULTILINE)
@@ -320,7 +322,10 @@ def _by_exception(rank: RankRecord, ranks: int) -> tuple[Outcome, str]:
         return Outcome.CRASHED, f"In the program {sentence}"
     if failure.in_initialize and failure.type not in _OF_NO_CONFIGURATION:
         return Outcome.INVALID, f"{REFUSED} {failure.refusal or sentence}"
-    return Outcome.CRASHED, f"The program raised {sentence}"
+    # A library may name only what it could not do then, and not why.
+    why, causes, _ = failure.traceback.partition(_CAUSES)
+    because = f", because of {why.splitlines()[-1][:_LONGEST_MESSAGE]}" if causes else ""
+    return Outcome.CRASHED, f"The program raised {sentence.rstrip('.') if because else sentence}{because}"
 
 
 def _sent_by_itself(rank: RankRecord) -> str | None:

@@ -1,7 +1,6 @@
 """The profile trial of a study: its two runs, the check of the mapped batch, and the build of the operators."""
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, setting_at
 from zerotune.trial_lib.deepspeed_config.rules import Setting
 from zerotune.trial_lib.inputs.places import BatchPlace, batch_places, same_place
-from zerotune.trial_lib.inputs.read_experiment import Experiment
+from zerotune.trial_lib.launch.outcome import FAILURE, read_record
 from zerotune.trial_lib.launch.place import Place
 from zerotune.trial_lib.launch.processes.watchdog import bound_logs
 from zerotune.trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
@@ -29,9 +28,6 @@ from zerotune.trial_lib.study.own_command import suspected_places
 from zerotune.trial_lib.study.plans import TrialPlans
 from zerotune.trial_lib.study.program import KnownProgram
 from zerotune.trial_lib.study.setup import StudySetup
-
-# The profile trial: the program as it was typed, then with the smallest micro-batch that it takes.
-
 
 # Facts that only the run at a small size looks for, or that two sizes show better than one.
 _OF_THE_DATA = (
@@ -177,13 +173,6 @@ def _kept(plan: TrialPlan, result: TrialResult, seen: TrialResult, typed: Progra
 # Compares the mapped places of a command with the batch that the program's engine had when it ran as typed.
 
 
-def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> list[BatchPlace]:
-    """The mapped batch keys of an experiment, each with the value in its command."""
-    mappings, folder = experiment.config.arg_mappings, experiment.model_dir
-    typed = experiment.entrypoint
-    return batch_places(typed.arguments, environment, mappings, folder, typed.wrapper)
-
-
 def held_against(
     result: TrialResult,
     places: Sequence[BatchPlace],
@@ -273,11 +262,12 @@ def run_profile_of_study(
     The operators that the search needs are built meanwhile. The result names those that cannot be built, and the free
     room of the disks to which arms may swap. The first run may also measure the user's configuration (`own_reading`).
     """
-    plans, typed = TrialPlans(setup), KnownProgram.of(setup.experiment)
+    plans, experiment, typed = TrialPlans(setup), setup.experiment, KnownProgram.of(setup.experiment)
+    entry, mappings = experiment.entrypoint, experiment.config.arg_mappings
 
     def plans_for(program: ProgramProfile, size: int) -> list[TrialPlan]:
         known = typed.learned(program)
-        types_batch = type(setup.experiment.ds_config.get(TRAIN_BATCH)) is int
+        types_batch = type(experiment.ds_config.get(TRAIN_BATCH)) is int
         candidates = profile_candidates(program, size, plan.candidate.slots, types_batch)
         return [plans.plan(plan.number, plan.purpose, candidate, known, None) for candidate in candidates]
 
@@ -289,18 +279,17 @@ def run_profile_of_study(
         result = run_with_ops(
             plan, place, lambda plan: run(plan, own_plan(plan, setup)) if plan.with_own else run(plan)
         )
-        places = mapped_places(setup.experiment, setup.environment)
-        return held_against(result, places, setup.experiment.config.arg_mappings, setup.experiment.ds_config)
+        places = batch_places(entry.arguments, setup.environment, mappings, experiment.model_dir, entry.wrapper)
+        return held_against(result, places, mappings, experiment.ds_config)
 
     def places_of(result: TrialResult, size: int) -> list[tuple[str, str]]:
-        experiment = setup.experiment
-        found = suspected_places(result, size, experiment.entrypoint, setup.environment, experiment.model_dir)
+        found = suspected_places(result, size, entry, setup.environment, experiment.model_dir)
         # A place that the user has mapped is set already.
-        return [each for each in found if each[1] not in experiment.config.arg_mappings.values()]
+        return [each for each in found if each[1] not in mappings.values()]
 
     forget_own(plan)
     first = plans.typed(plan, typed.base_config)
-    is_placed = MICRO_BATCH in typed.arg_mappings or setup.experiment.entrypoint.trial_class is not None
+    is_placed = MICRO_BATCH in typed.arg_mappings or entry.trial_class is not None
     profiled = run_profile(plan, first, plans_for, run_and_compare, place.prime, places_of, is_placed)
     complete = with_swap_disks(with_ops_built(profiled, setup, place.build), setup)
     if place.has_compiled:
@@ -330,13 +319,8 @@ def run_with_ops(plan: TrialPlan, place: Place, run: Callable[[TrialPlan], Trial
 
 
 def _unbuilt_ops(plan: TrialPlan) -> set[str]:
-    found = set()
-    for rank in range(plan.candidate.slots):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            failure = json.loads(plan.paths.failure(rank).read_text())
-            if failure["type"] == "OpNotBuiltError":
-                found.add(failure["message"])
-    return found
+    failures = (read_record(plan.paths.failure(rank), FAILURE) for rank in range(plan.candidate.slots))
+    return {each.message for each in failures if each is not None and each.type == "OpNotBuiltError"}
 
 
 def profiled_candidate(file: Path) -> Candidate | None:

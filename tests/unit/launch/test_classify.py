@@ -323,3 +323,15 @@ def test_a_failure_that_names_a_file_which_is_no_utf_8_is_read(tmp_path):
     found = read_record(record, FAILURE)
     assert found is not None
     assert found.elsewhere
+
+
+def test_an_error_that_a_library_has_raised_from_another_one_names_that() -> None:
+    trace = (
+        'Traceback (most recent call last):\n  File "torchao.py", line 3\nOSError: no libcuda.so\n'
+        "\nThe above exception was the direct cause of the following exception:\n\n"
+        'Traceback (most recent call last):\n  File "utils.py", line 9\nModuleNotFoundError: Could not import x.\n'
+    )
+    raised = failure("ModuleNotFoundError", "Could not import x.", traceback=trace)
+    assert ended([rank(failure=raised)])[1] == (
+        "The program raised ModuleNotFoundError: Could not import x, because of OSError: no libcuda.so. Log: rank0.log"
+    )

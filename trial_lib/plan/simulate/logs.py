@@ -439,17 +439,24 @@ def sentence_of(error: BaseException) -> str:
     """
     if refused := named_refusal(error):
         return refused
-    text = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    said, root = _named(error), error
     if type(error).__name__ == "CannotForeseeError":
         return said.split(": ", 1)[1]
     remedy = ""
     if isinstance(error, InputError):
         said, remedy = error.what, f" {error.remedy}"
+    while root.__cause__ is not None:
+        root = root.__cause__
+    because = "" if root is error else f", because of {_named(root)}".rstrip(".")
     raised = reversed(list(traceback.walk_tb(error.__traceback__)))
     # Torch's own code may have called what has raised it, and the user's code torch.
     place = line_of(raised) or line_of(traceback.walk_stack(None))
-    return f"{said[:_MOST_CHARACTERS].rstrip('.')}{place}.{remedy}"
+    return f"{said.rstrip('.')}{because}{place}.{remedy}"
+
+
+def _named(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return (f"{type(error).__name__}: {text[0]}" if text else type(error).__name__)[:_MOST_CHARACTERS]
 
 
 def line_of(frames: Iterable[tuple[FrameType, int]]) -> str:
