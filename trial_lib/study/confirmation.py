@@ -175,6 +175,7 @@ class Confirmation:
         # The same training without DeepSpeed, given the best candidate and the user's configuration. It is no candidate
         # of this heat, and is measured in its rounds.
         self._beside_of, self._beside = beside, list[Contender]()
+        self._round, self._candidates = 0, list[Contender]()
         self._next_heat()
 
     @property
@@ -264,14 +265,13 @@ class Confirmation:
     # -- rounds --------------------------------------------------------------------------------------------------
 
     def _next_heat(self) -> None:
-        # Chooses the contenders of the next heat: the next best, if none of the last heat is left.
+        # Chooses the contenders of the next heat: the next best, if none of the last heat is left. After the last one
+        # its rounds still compare the training without DeepSpeed with the user's configuration.
         self._queue: list[Contender] = []
-        self._round = 0
-        self._candidates: list[Contender] = []
-        self._beside = []
         if not self._left or self._heats == _MOST_HEATS:
             return
         self._heats += 1
+        self._round = 0
         # A candidate that was short of memory all the time is a contender only if there is no other.
         left = [one for one in self._left if not one.reading.memory.was_short] or self._left
         emptier = [one for one in left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]

@@ -144,15 +144,25 @@ OWN, BEST = contender(1, 4, 100.0), contender(2, 8, 150.0)
 
 
 def confirmed(
-    kinds: tuple[str, ...], seed: int = 1, noise: float = 0.01, best: float = 150.0, **besides: object
+    kinds: tuple[str, ...],
+    seed: int = 1,
+    noise: float = 0.01,
+    best: float = 150.0,
+    losses: tuple[float, ...] = (2.0, 1.9, 1.8),
+    **besides: object,
 ) -> tuple[Finding, list[str]]:
-    """The finding, and the names of what each trial measured. `besides` are speeds, losses or a failure by kind."""
+    """The finding, and the names of what each trial measured. `besides` are speeds, losses or a failure by kind.
+
+    `losses` are the best candidate's.
+    """
     draws, names, order = random.Random(seed), CandidateNames(), list[str]()
     confirmation = Confirmation(OWN, [BEST], "throughput", 60.0, beside=partial(besides_of, kinds, base_config=BASE))
     while (candidate := confirmation.next) is not None:
         kind, key = beside_kind(candidate.switches), candidate.config_hash(BASE)
         order.append(names.of(candidate))
         speed, fields = (100.0 if candidate == OWN.candidate else best), {}
+        if candidate == BEST.candidate:
+            fields = {"losses": list(losses)}
         found = besides.get(kind)
         if isinstance(found, float):
             speed = found
@@ -193,6 +203,17 @@ def test_a_slower_one_an_equal_one_and_one_that_did_not_run_are_told_apart() -> 
     assert failed.winner is not None
     assert failed.winner.verdict == "faster"
     assert order.count("fsdp2-mbs8") == 1
+
+
+def test_if_no_candidate_trains_alike_it_is_compared_with_the_users_configuration() -> None:
+    found, order = confirmed(("ddp",), ddp=300.0, losses=(3.0, 2.9, 2.8))
+    assert found.winner is not None
+    assert found.winner.name == name_of(OWN.candidate)
+    assert found.rounds == order.count("ddp-mbs8") == order.count("mbs4") > 2
+    gain = found.beside[0].gain
+    assert gain is not None
+    assert gain.low < 3.0 < gain.high
+    assert "Plain DDP is" in found.sentence
 
 
 def test_another_training_is_no_faster_one() -> None:
