@@ -88,10 +88,11 @@ def _is_small(path: Path) -> bool:
 def _read(path: Path) -> Any:
     # A file that cannot be read does not have the batch size.
     with contextlib.suppress(Exception):
-        # The user's environment may have no YAML.
-        from zerotune.trial_lib.inputs.documents import read_document
+        if path.suffix == ".json":
+            return json.loads(path.read_text(encoding="utf-8"))
+        import yaml  # the user's environment may have none
 
-        return read_document(path.read_text(encoding="utf-8"), path.name)
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     return None
 
 
