@@ -177,7 +177,7 @@ ENDS_OF_A_RANK = {
     "an exit code": ("sys.exit(3)", "The program ended by itself with SystemExit: 3"),
     "an exception": ("raise ValueError('shard 1 is corrupt')", "The program raised ValueError: shard 1 is corrupt."),
 }
-QUICK = ("killed by another process", "killed by itself", "stopped", "executes another program")
+QUICK = ("killed by another process", "killed by itself", "executes another program")
 
 
 @pytest.mark.parametrize(
