@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from foreseen_fixtures import PROGRAMS
 
 from zerotune.trial_lib.messages.foreseen_run import ForeseenRun
 from zerotune.trial_lib.plan.decoder import DecoderShape, decoder_of
@@ -95,3 +96,14 @@ def test_formulas_count_the_transfers_of_autotp_and_what_a_divided_layer_keeps_a
     (forward, *_) = [each for each in live_bytes(run).moments if each.name == "forward"]
     kept = sum(map(sum, map(said.kept_by, said.by_stage[0]))) + said.kept_of_logits
     assert kept == pytest.approx(forward.at_end - forward.at_begin, rel=0.05)
+
+
+def test_the_exchanges_of_ulysses_are_counted(foresee_text: Callable[[str, Mapping[str, Any]], ForeseenRun]) -> None:
+    text = (PROGRAMS / "layouts" / "sequences.py").read_text()
+    text = text.replace('"--sequence-ranks", type=int, default=1', '"--sequence-ranks", type=int, default=2')
+    run = foresee_text(text, {**_config(1), "train_micro_batch_size_per_gpu": 2})
+    assert (run.stopped, run.sequence_ranks) == ("", 2)
+    for stretch in step_of(run).last:
+        exchanged = [each.moved for each in stretch.operations if kind_of(each) == "all_to_all" and each.moved > 16]
+        # Queries, keys, values and results of two layers: 16 tokens of 32 numbers in 16 bits. Losses have 16 bytes.
+        assert exchanged == [2 * 16 // 2 * 32 * 2] * 4 * 2 * (stretch.moment in ("forward", "backward"))

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -51,6 +52,8 @@ _RUNS_BACKWARD = "_engine_run_backward"
 _SCORES_OF_SAMPLES = 3  # positions, samples, labels
 _ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
 _FOLLOW_FROM_NUMBERS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+# The namespaces of operators that DeepSpeed writes in Python: an exchange of Ulysses, and those of its compiler.
+_OF_DEEPSPEED = ("deepspeed", "autosp", "autotp")
 # Torch's own code asks for a tensor's device by this operator.
 _DEVICE = torch.ops.prim.device.default
 _CPU = torch.device("cpu")
@@ -69,6 +72,7 @@ class _Operator(NamedTuple):
     repeats: bool  # whether its outputs follow from the shapes of its inputs
     fills: bool  # whether the numbers of its results follow from plain arguments
     is_of_processor: bool  # whether a processor takes memory beside its results
+    body: Callable[..., Any] | None  # DeepSpeed's own Python around collectives, which a fake result would hide
 
     @classmethod
     def of(cls, func: Any) -> "_Operator":
@@ -81,6 +85,7 @@ class _Operator(NamedTuple):
             output_memo.can_repeat(func),
             known_numbers.fills(func),
             func._opname in (FORWARD, BACKWARD),
+            getattr(OPDEFS.get(func._schema.name), "_init_fn", None) if func.namespace in _OF_DEEPSPEED else None,
         )
 
 
@@ -179,6 +184,9 @@ class FakeTensors(TorchDispatchMode):
             return pretend_collective(func, args, kwargs, self.operations, self.memory)
         if operator.is_ask:
             return self._ask(func, args, kwargs)
+        if operator.body is not None:
+            with self:
+                return operator.body(*args, **kwargs)
         device = kwargs.get("device")
         if device is not None and device.type == "meta":
             return self._shape_only(func, args, kwargs)
