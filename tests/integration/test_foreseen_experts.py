@@ -4,6 +4,7 @@ import pytest
 from case_fixtures import quick_first
 
 from zerotune.trial_lib.messages.foreseen_run import OPERATIONS
+from zerotune.trial_lib.plan.step_time import kind_of, step_of
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -219,6 +220,32 @@ def test_experts_on_other_ranks_count_among_the_parameters(foreseen):
     assert run.stopped == ""
     layer = 16 * 16 + 16
     assert run.parameters == run.trainable == layer + EXPERTS * layer + EXPERTS * 16
+
+
+AUTOEP = f"""{PREAMBLE}
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+sizes = dict(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+heads = dict(q_lora_rank=32, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16)
+experts = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, n_group=2, topk_group=1)
+config = DeepseekV3Config(**sizes, **heads, **experts, num_key_value_heads=4, first_k_dense_replace=1, use_cache=False)
+model = DeepseekV3ForCausalLM(config)
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+while True:
+    tokens = torch.ones(2, 64, dtype=torch.int64, device=engine.device)
+    engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+    engine.step()
+"""
+
+
+def test_experts_that_autoep_divides_exchange_the_tokens_that_each_is_chosen_for(foresee_text):
+    more = {"bf16": {"enabled": True}, "expert_parallel": {"enabled": True, "autoep_size": 2}}
+    run = foresee_text(AUTOEP, {**CONFIG, **more})
+    assert run.stopped == ""
+    for stretch in step_of(run).last:
+        exchanged = [each.moved for each in stretch.operations if kind_of(each) == "all_to_all" and each.moved > 16]
+        # In the only layer with experts each of 128 tokens of 64 numbers goes to two of them, and comes back.
+        assert exchanged == [2 * 128 * 64 * 2] * 2 * (stretch.moment in ("forward", "backward"))
 
 
 UNUSED = f"""{PREAMBLE}

@@ -164,7 +164,8 @@ def _answer(rows: Sequence[TrainingRow], devices: Sequence[PlannedDevices], with
     if best is None:
         return "" if within is None else f"Nothing foreseen here ends within {_hours(within)} h."
     what = "cheapest devices" if best.price is not None else "fewest devices"
-    said = [f"The {what}{ends}: {best.devices}, {_configuration(best)}: {_range(best.hours)}{_for(best)}."]
+    hours, low, high = map(_hours, (best.hours.value, best.hours.low, best.hours.high))
+    said = [f"The {what}{ends}: {best.devices}, {_configuration(best)}: {hours} h ({low} to {high}){_for(best)}."]
     alike = [
         row
         for row in rows
@@ -190,15 +191,8 @@ def _configuration(row: TrainingRow) -> str:
 
 
 def _for(row: TrainingRow) -> str:
-    return "" if row.price is None else f" for {money(row.price.value)} ({_money_range(row.price)})"
-
-
-def _money_range(figure: PlannedRange) -> str:
-    return f"{money(figure.low)} to {money(figure.high)}"
-
-
-def _range(figure: PlannedRange) -> str:
-    return f"{_hours(figure.value)} h ({_hours(figure.low)} to {_hours(figure.high)})"
+    price = row.price
+    return "" if price is None else f" for {money(price.value)} ({money(price.low)} to {money(price.high)})"
 
 
 def _hours(value: float) -> str:

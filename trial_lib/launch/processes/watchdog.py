@@ -182,8 +182,7 @@ def clean_up_after(
 ) -> dict[str, dict[str, int]]:
     """Removes what the processes of a trial have left.
 
-    Returns:
-        The bytes of each segment that was removed, and of each new segment that no process has and that was left.
+    Returns the bytes of each segment that was removed, and of each new segment that no process has and that was left.
     """
     environment = request["ranks"][0]["environment"]
     before = request.get(_BEFORE)

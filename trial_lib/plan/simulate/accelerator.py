@@ -350,8 +350,7 @@ def _refuse(builder: Any, verbose: bool = True) -> NoReturn:
 
 
 def _set_accelerator(module: Any, mode: FakeTensors) -> None:
-    order = mode.order
-    set_accelerator(ForeseenAccelerator(mode.memory, order.device_bytes, order.ranks_per_host))
+    set_accelerator(ForeseenAccelerator(mode.memory, mode.order.device_bytes, mode.order.ranks_per_host))
 
 
 _COMPILED = "Nothing is compiled. A kernel that computes nothing notes the work of the op."

@@ -49,7 +49,7 @@ KNOWN: tuple[KnownAsker, ...] = (
     KnownAsker("deepspeed/runtime/tensor_parallel/tp_manager.py", "", True, "whether ranks have the same batch"),
     KnownAsker("deepspeed/runtime/zero/", "", FINITE, "a norm, a sum of gradients or whether they overflow"),
     KnownAsker("deepspeed/module_inject/", "", True, "whether ranks have the same batch"),
-    KnownAsker("deepspeed/moe/", "", FINITE, "a loss, or the capacity of an expert"),
+    KnownAsker("deepspeed/moe/sharded_moe.py", "", FINITE, "a loss, or the capacity of an expert"),
     KnownAsker("transformers/trainer.py", "_run_epoch", False, "whether a loss is not a number, for the log"),
     KnownAsker("transformers/trainer.py", "_inner_training_loop", False, "likewise, before transformers 5"),
     KnownAsker("transformers/trainer.py", "", FINITE, "a loss or a norm, for the log"),
@@ -372,7 +372,9 @@ def _choosing(name: str, original: Any, mode: Any) -> Any:
             if _may_route(args[0], chosen, dimension):
                 note = mode.asks.choice(name, args[0].shape[-1])
                 if note is not None:
-                    known_numbers.invent(chosen, _in_turn(chosen, args[0].shape[-1]), note)
+                    # Each choice goes on after those of the token before it.
+                    turns = torch.arange(chosen.numel(), dtype=chosen.dtype, device="cpu") % args[0].shape[-1]
+                    known_numbers.invent(chosen, turns.reshape(chosen.shape), note)
         return found
 
     return choose
@@ -382,11 +384,6 @@ def _may_route(scores: torch.Tensor, chosen: torch.Tensor, dimension: Any) -> bo
     if not isinstance(dimension, int) or scores.dim() <= 1 or dimension not in (-1, scores.dim() - 1):
         return False
     return scores.shape[-1] <= _MOST_EXPERTS and chosen.numel() <= _MOST_CHOICES
-
-
-def _in_turn(chosen: torch.Tensor, among: int) -> torch.Tensor:
-    # Choices of which each goes on after those of the token before it.
-    return (torch.arange(chosen.numel(), dtype=chosen.dtype, device="cpu") % among).reshape(chosen.shape)
 
 
 _HEALTHY = "The answer of a healthy training."

@@ -1,5 +1,6 @@
 """The engine of the simulation: one foreseen run inside its rank, from what it replaces to the record at its end."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,13 @@ def _experts(config: Any) -> dict[str, Any]:
 
 def _is_known_to_autoep(config: Any) -> int:
     try:
-        from deepspeed.module_inject.auto_ep_presets.registry import preset_name_for_hf_model_type
+        from deepspeed.module_inject.auto_ep_presets import registry
     except ImportError:  # before DeepSpeed 0.19
         return 0
-    return int(preset_name_for_hf_model_type(getattr(config, "model_type", "")) is not None)
+    name = registry.preset_name_for_hf_model_type(getattr(config, "model_type", ""))
+    if name is None:
+        return 0
+    # DeepSpeed 0.19.8 asks for recorded scores of routers in a way that transformers 5.23 no longer knows.
+    kept = getattr(sys.modules.get("transformers.utils.output_capturing"), "_CAN_RECORD_REGISTRY", {})
+    adapter = registry.get_preset_adapter(registry.get_preset(name).preset_adapter)
+    return int(type(kept).get is dict.get or not hasattr(adapter, "class_name_fragments"))

@@ -52,8 +52,7 @@ _RUNS_BACKWARD = "_engine_run_backward"
 _SCORES_OF_SAMPLES = 3  # positions, samples, labels
 _ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
 _FOLLOW_FROM_NUMBERS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-# The namespaces of operators that DeepSpeed writes in Python: an exchange of Ulysses, and those of its compiler.
-_OF_DEEPSPEED = ("deepspeed", "autosp", "autotp")
+_OF_DEEPSPEED = ("deepspeed", "autosp", "autotp")  # the namespaces of operators that it writes in Python
 # Torch's own code asks for a tensor's device by this operator.
 _DEVICE = torch.ops.prim.device.default
 _CPU = torch.device("cpu")
@@ -332,7 +331,8 @@ class FakeTensors(TorchDispatchMode):
             places = known_numbers.places_of(args[1], self.asks.chooses_all)
             if places is None:
                 return None
-            where = [each if each is None else self._fake_if_real(each, args[0].device) for each in places]
+            device, as_they_are = args[0].device, (FakeTensor, type(None))
+            where = [each if isinstance(each, as_they_are) else self.to_fake(each, device) for each in places]
             return self.fakes.dispatch(func, (FakeTensor,), (args[0], where), {})
         if func is torch.ops.aten.masked_select.default and (mask := known_numbers.known_numbers(args[1])) is not None:
             known_numbers.used(mask)
@@ -351,9 +351,6 @@ class FakeTensors(TorchDispatchMode):
 
     def _new(self, tensor: torch.Tensor, shape: Sequence[int]) -> Any:
         return self.fakes.dispatch(torch.ops.aten.new_empty.default, (FakeTensor,), (tensor, shape), {})
-
-    def _fake_if_real(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else self.to_fake(tensor, device)
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         real = known_numbers.real_of((args, kwargs))
