@@ -269,11 +269,13 @@ def test_a_frameworks_answer_is_what_its_users_type_and_trains_so_without_zerotu
         pytest.skip(f"{case.title} is not installed in {case.bin.parent} (make frameworks)")
     environment = {**Zerotune(tmp_path, home, slots=2).environment, "PREFECT_API_URL": server.api_url}
     with patch.dict(os.environ, {**environment, **case.shell()}):
-        row = study(case, 2, tmp_path)
+        # A trial class does not train without ZeroTune.
+        row = study(case, 0 if name == "trial_class" else 2, tmp_path)
     assert row["exit_code"] == 0, row["answer"]
-    if "gain" in row:
+    if "gain_plainly" in row:
         assert row["engine_differs"] == []
         # Two runs each do not tell a small gain.
         assert row["gain_plainly"]["value"] > 0.9
+    if "gain" in row:
         assert row["is_own_command"] == (name != "in_code")
-        assert row["diff"] or name in ("swift", "hydra")
+        assert row["diff"] or name in ("swift", "hydra") or "+++ train.py" in row["best"]
