@@ -111,10 +111,10 @@ def beside(run: ForeseenRun, shape: DecoderShape, writing: Writing, cluster: Clu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=list(CASES), choices=[*CASES, []], metavar="CASE")
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE")
     arguments = parser.parse_args()
     record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"writings": {}, "cases": {}}
-    for name in arguments.cases:
+    for name in arguments.cases or CASES:
         case = CASES[name]
         cluster = Cluster(device=known_devices()["h100-80gb"], per_host=case.devices)
         with tempfile.TemporaryDirectory() as folder:
