@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.replay.space_of_table import nearest  # noqa: E402
 from benchmarks.replay.table import TableWorld  # noqa: E402
-from zerotune.trial_lib.launch import sweep, trial  # noqa: E402
+from zerotune.trial_lib.launch import trial  # noqa: E402
 from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd  # noqa: E402
 from zerotune.trial_lib.messages.measurement import Import, Measured, Measurement, Memory, RankFailure  # noqa: E402
 from zerotune.trial_lib.messages.orders import RankOrder, SizeMemory, SizeOrder, will_fit  # noqa: E402
@@ -199,8 +199,8 @@ def main(folder: Path, method: str, kills: int, seed: int) -> None:
     open_study.starter_of = lambda *_: starter  # type: ignore[assignment]
     open_study.host_lock_dir = lambda: folder / "locks"
     open_study.uncovered = lambda *_: ""
-    trial.time = sweep.time = Clock()  # type: ignore[assignment]
-    sweep.since_boot, sweep.seconds_since = Clock.time, lambda moment: 0.0
+    trial.time = Clock()  # type: ignore[assignment]
+    trial.since_boot, trial.seconds_since = Clock.time, lambda moment: 0.0
     whole, killed = folder / "whole", folder / "killed"
     whole.mkdir()
     killed.mkdir()

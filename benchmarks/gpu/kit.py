@@ -19,8 +19,7 @@ from zerotune.trial_lib.launch.locks import host_lock_dir, reserved_port
 from zerotune.trial_lib.launch.rank_starter import Program, RankStarter
 from zerotune.trial_lib.launch.slots import held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from zerotune.trial_lib.launch.sweep import run_sweep
-from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.launch.trial import TrialPlan, run_sweep, run_trial
 from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.messages.orders import StepWindow, TrainingSpec
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep

@@ -7,7 +7,7 @@ import pytest
 from device_fixtures import host_of_tests
 
 from zerotune.trial_lib.launch.starters import WarmStarter
-from zerotune.trial_lib.launch.sweep import run_sweep
+from zerotune.trial_lib.launch.trial import run_sweep
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Sweep
 from zerotune.trial_lib.records.result import TrialResult

@@ -14,7 +14,7 @@ from conftest import CONFIG, PROGRAMS, Trials
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.starters import WarmStarter
-from zerotune.trial_lib.launch.sweep import run_sweep
+from zerotune.trial_lib.launch.trial import run_sweep
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Purpose, Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome

@@ -21,8 +21,7 @@ from training_fixtures import EXAMPLES, TRIAL_CLASSES
 from zerotune.trial_lib.deepspeed_config.overrides import config_hash
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.starters import WarmStarter
-from zerotune.trial_lib.launch.sweep import run_sweep
-from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.launch.trial import TrialPlan, run_sweep
 from zerotune.trial_lib.messages.orders import SPEC_VARIABLE, StepWindow, TrainingSpec
 from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialResult

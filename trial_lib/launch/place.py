@@ -7,8 +7,7 @@ from typing import Protocol
 
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.launch.rank_starter import RankStarter
-from zerotune.trial_lib.launch.sweep import run_sweep
-from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.launch.trial import TrialPlan, run_sweep, run_trial
 from zerotune.trial_lib.messages.measurement import Import
 from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
 from zerotune.trial_lib.records.result import TrialResult

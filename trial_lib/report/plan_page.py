@@ -23,17 +23,22 @@ from zerotune.trial_lib.records.units import bytes_shown
 from zerotune.trial_lib.report.chart import Drawn
 from zerotune.trial_lib.report.html_report import page_template
 from zerotune.trial_lib.report.plan_figures import (
+    DEVICE,
+    HOST,
+    StepLine,
     arms_memory_figure,
     arms_time_figure,
     count_memory_figure,
     devices_key,
     devices_name,
     figure_text,
+    host_figure,
+    line_figure,
     speed_figure,
+    step_line,
     training_figure,
 )
 from zerotune.trial_lib.report.read_study import setting_changes
-from zerotune.trial_lib.report.step_figure import DEVICE, HOST, StepLine, host_figure, line_figure, step_line
 from zerotune.trial_lib.report.study_view import shown_view
 
 StepLines = tuple[StepLine | None, StepLine | None]

@@ -16,8 +16,7 @@ from conftest import Trials
 
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd
-from zerotune.trial_lib.launch.sweep import run_sweep
-from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.launch.trial import TrialPlan, run_sweep
 from zerotune.trial_lib.messages.measurement import HostMoment, Measurement, Memory, RankFailure
 from zerotune.trial_lib.messages.orders import RankOrder, SizeOrder, now
 from zerotune.trial_lib.records.candidate import Sweep, Withdrawal

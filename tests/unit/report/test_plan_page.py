@@ -11,15 +11,18 @@ from zerotune.trial_lib.plan.answer import likelihood
 from zerotune.trial_lib.plan.plan_record import PlannedRange, PlannedTraining, PlanPaths, TrainingRow, write_run
 from zerotune.trial_lib.report.chart import Area, Bars, Curve, Drawn, Points
 from zerotune.trial_lib.report.plan_figures import (
+    HOST,
     arms_memory_figure,
     arms_time_figure,
     count_memory_figure,
     figure_text,
+    host_figure,
+    line_figure,
     speed_figure,
+    step_line,
     training_figure,
 )
 from zerotune.trial_lib.report.plan_page import render_plan, step_run, write_plan_page
-from zerotune.trial_lib.report.step_figure import HOST, host_figure, line_figure, step_line
 
 H100 = devices_by_hand("h100-80gb", 79.1)
 

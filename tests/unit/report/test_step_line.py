@@ -6,7 +6,7 @@ import pytest
 from plan_fixtures import GIB, LAYERS, MIB, HandMadeRun, run_by_hand
 
 from zerotune.trial_lib.plan.device_memory import live_bytes
-from zerotune.trial_lib.report.step_figure import HOST, StepLine, StepPart, places, step_line
+from zerotune.trial_lib.report.plan_figures import HOST, StepLine, StepPart, places, step_line
 
 
 def test_the_peak_is_that_of_the_step_with_all_states() -> None:
