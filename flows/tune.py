@@ -132,7 +132,6 @@ def run_with_restarts(running: RunningStudy) -> State[Any]:
 
 
 def run_to_its_end(running: RunningStudy) -> State[Any]:
-    """Runs an open study to its end and closes it. Returns the flow's state."""
     running.has_begun = True
     study = running.study
     try:
@@ -195,7 +194,6 @@ def run_while_there_is_room(study: OpenStudy) -> RunFailures:
 
 
 def run_study(study: OpenStudy) -> RunFailures:
-    """Returns why it failed."""
     driver = study.driver
     driver.plans.check = partial(check, driver)
     profile = driver.state.profile or run_and_insist(study, Work((driver.profile_plan(),)))

@@ -268,7 +268,6 @@ _PERIOD_S = 5.0
 
 
 def run_unrecorded(flow: Flow[..., Any], parameters: dict[str, Any], log: logging.Logger, reason: str) -> None:
-    """Runs a flow without its server."""
     _Server.is_away, _Server.patient_at = True, time.monotonic()
     say_once(log, f"Prefect's server did not take this run ({reason}). It goes on, and its folder has all records.")
     run = _Run(flow, parameters)

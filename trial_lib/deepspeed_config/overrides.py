@@ -269,14 +269,6 @@ def _difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeed
     return overrides
 
 
-def setting_at(config: Mapping[str, Any], path: str) -> Any:
-    """Returns a setting of a DeepSpeed configuration by its dotted path; None if it is not there."""
-    value: Any = config
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = ".") -> DeepSpeedConfig:
     """Returns the DeepSpeed configuration of an experiment's hyperparameters. As
     `determined.pytorch.dsat.get_ds_config_from_hparams`: `deepspeed_config` (a path below `base_dir`, or the
@@ -396,7 +388,6 @@ def short_name(dtype: Any) -> str | None:
 
 
 def adds_up_in_32_bits(ds_config: Mapping[str, Any]) -> bool:
-    """Returns whether a configuration asks for sums in 32 bits."""
     types = ds_config.get("data_types")
     return isinstance(types, Mapping) and short_name(types.get("grad_accum_dtype")) == "fp32"
 

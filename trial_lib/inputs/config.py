@@ -28,12 +28,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from zerotune.trial_lib.deepspeed_config.layout import LAYOUT_KINDS
-from zerotune.trial_lib.deepspeed_config.overrides import setting_at
 from zerotune.trial_lib.inputs.places import MAPPING_TARGET, SWITCH_PLACE
 from zerotune.trial_lib.inputs.yaml_document import YamlSection
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.turned import TURNED, is_turned
 from zerotune.trial_lib.records.switches import PROGRAM
+from zerotune.trial_lib.search.knobs import get_knob
 
 # Types of single fields: lengths, environment variables, sizes, and the values of knobs.
 
@@ -300,7 +300,7 @@ def _not_used_in(section: str) -> dict[str, str]:
 
 def keys_without_effect(data: Mapping[str, Any]) -> list[str]:
     """Returns the dotted keys of a YAML that are set and have no effect, such as `resources.resource_pool`."""
-    return sorted(key for key in NOT_USED if setting_at(data, key) is not None)
+    return sorted(key for key in NOT_USED if get_knob(data, key) is not None)
 
 
 class Hyperparameters(YamlSection):

@@ -143,8 +143,6 @@ _MOST_WORDS_BEFORE = 5  # values of options that stand between a program and its
 
 @dataclass(frozen=True)
 class StartedElsewhere:
-    """Words that start a command elsewhere."""
-
     shown: str  # the words that do, such as `docker run`
     kind: Elsewhere  # what they do
     is_training: bool  # whether they name a Python, a launcher, a script or GPUs, or start services and stay

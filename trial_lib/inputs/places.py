@@ -9,13 +9,14 @@ from typing import Any
 
 import yaml
 
-from zerotune.trial_lib.deepspeed_config.overrides import named_alike, setting_at
+from zerotune.trial_lib.deepspeed_config.overrides import named_alike
 from zerotune.trial_lib.inputs.documents import Key, edited, text_at, with_whole_paths
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint, split_flag
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import read_bounded
 from zerotune.trial_lib.messages.turned import TURNED_PLACE, in_command
 from zerotune.trial_lib.records.switches import SwitchValue, boolean_of, is_option, text_of
+from zerotune.trial_lib.search.knobs import get_knob
 
 # A value in a file that the user's command names. A trial gets its own copy of the file.
 
@@ -404,7 +405,7 @@ def trial_command(
     """
     placed = in_command(switches or {})
     mapped: dict[str, SwitchValue] = {place: value for place, value in placed.items() if value is not None}
-    decided = {target: setting_at(config_values, key) for key, target in arg_mappings.items()}
+    decided = {target: get_knob(config_values, key) for key, target in arg_mappings.items()}
     mapped |= {target: value for target, value in decided.items() if value not in (None, "auto")}
     own_files = _own_files(mapped, entrypoint.arguments, folder)
     arguments, changes = list(entrypoint.arguments), []

@@ -201,8 +201,6 @@ GIVE_LENGTH = "--whole 3epochs, 2e9tokens, 500000samples or 10000steps"
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """The length of a whole training."""
-
     amount: float
     unit: str  # `epoch`, `token`, `sample` or `step`
     source: str  # what says so, in words

@@ -137,8 +137,6 @@ _OF_FUNCTIONS = {"fire": "_", "typer": "-", "click": "-"}
 
 @dataclass(frozen=True)
 class ProgramOption:
-    """One option, as the program has read it."""
-
     names: tuple[str, ...]  # all its spellings
     value: int  # typed or by default
 

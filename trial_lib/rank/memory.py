@@ -72,7 +72,6 @@ class RankMemory:
         self._final = self.figures(device)
 
     def figures(self, device: Device) -> Memory:
-        """This rank's memory so far."""
         if self._final is not None:
             return self._final
         found = {"peak": max(device.peak_bytes(), self._peak), "after_initialize": self.after_initialize}

@@ -361,7 +361,6 @@ _COMPILERS = ("g++", "clang++")
 
 
 def find_compiled(model: Any) -> Found:
-    """Whether a model is compiled, and whether it can be."""
     if hasattr(model, "activation_checkpoint_interval"):
         return Found(reason="the engine of a pipeline is not compiled")
     if hasattr(model, "_orig_mod") or any(_is_compiled(module) for module in model.modules()):

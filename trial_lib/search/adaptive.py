@@ -51,8 +51,6 @@ _TOO_SLOW = log(1.1)
 
 @dataclass(frozen=True)
 class PointCost:
-    """The cost of a point, from a trial."""
-
     point: Point  # the candidate's place in the space
     cost: float  # logarithm of the quantity that the search minimises
     candidate: Candidate  # the candidate that ran

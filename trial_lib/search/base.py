@@ -50,8 +50,6 @@ class _Failed:
 
 @dataclass(frozen=True)
 class SharedReason:
-    """An exclusion, and its reason."""
-
     stages: tuple[int, int] | None  # the first and the last stage. None if the stage is not the cause.
     knobs: frozenset[tuple[str, str]]  # the coarse knobs by path, as text
     size: int | None  # the smallest micro-batch size (samples). None if all sizes are excluded.
@@ -164,8 +162,6 @@ _LEAST_APART = 1.2
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedArm:
-    """One arm of a plan."""
-
     key: ArmKey  # of its configuration
     label: str  # such as `z3-offload-optimizer`
     micro_batch: int = 1  # samples, the fastest of those that fit
@@ -271,8 +267,6 @@ class FreeBatchGain:
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """The input of a search."""
-
     space: SearchSpace  # the families to draw from
     profile: ModelProfile  # the findings of the profile trial
     base_config: Mapping[str, Any]  # the user's DeepSpeed configuration, for its precision and gradient accumulation

@@ -631,7 +631,6 @@ def is_known(path: str) -> bool:
 
 
 def catalogues_name(path: str) -> str:
-    """Returns the catalogue's name for a setting."""
     return STAGE_3_NAMES.get(path, path)
 
 

@@ -123,8 +123,6 @@ class Effect:
 
 @dataclass(frozen=True)
 class KnownKnob:
-    """A knob of the catalogue."""
-
     kind: Kind  # the kind of its values
     effects: tuple[Effect, ...]  # the circumstances in which it has an effect
     default: Any = None  # DeepSpeed's own value; None if it depends, or if nothing uses it

@@ -168,8 +168,6 @@ class Described:
 
 @dataclass
 class ArmRecord:
-    """The trials of an arm."""
-
     measured: int = 0  # completed trials
     largest: dict[str, int] = field(default_factory=dict)  # the largest completed micro-batch size, by family
     failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)  # smallest size out of memory, by family

@@ -98,8 +98,6 @@ class RandomSettings(SearchSettings):
 
 @dataclass(frozen=True)
 class Method:
-    """A search method."""
-
     name: str  # as in `--method` and a study's record
     help: str  # for `--help`; its first sentence has at most 45 characters and is imperative
     search: str  # its class, as `module:Class`

@@ -61,8 +61,6 @@ def normal_below(z: float) -> float:
 
 @dataclass(frozen=True)
 class Prior:
-    """A prior of the weights."""
-
     weight: float  # its probability, in proportion to the others'
     means: tuple[float, ...]  # of the shared weights
     deviations: tuple[float, ...]  # their standard deviations
@@ -215,7 +213,6 @@ def _larger(one: _Peak, other: _Peak) -> _Peak:
 
 
 def normalised(log_weights: np.ndarray) -> tuple[float, ...]:
-    """Returns weights that sum to 1."""
     weights = np.exp(log_weights - log_weights.max())
     return tuple((weights / weights.sum()).tolist())
 

@@ -282,8 +282,6 @@ _FAILURES_OF_AN_ARM = 2
 
 @dataclass
 class ArmLimits:
-    """The sizes of one arm."""
-
     too_large: int | None = None  # the smallest micro-batch size (samples) that ran out of memory; None if none did
     # The smallest size that a sweep predicted not to fit, until the arm has run again. No sweep goes there, but a
     # single trial may, if the memory model allows it. None if there is none.

@@ -44,8 +44,6 @@ class NoAnswer:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a study."""
-
     # The winner's trial. If it was confirmed, the median one of its confirming trials, with the metrics of all.
     best: TrialResult
     finding: Finding | None  # the result of the confirmation. None if there was none.

@@ -102,7 +102,6 @@ def is_good(result: TrialResult, metric: str) -> bool:
 
 
 def speeds_of_rounds(results: Mapping[str, Sequence[TrialResult]], metric: str) -> list[dict[str, float]]:
-    """The speed of each contender in each round, from their results in the rounds."""
     power = -1 if SEARCH_METRICS[metric].smaller_is_better else 1
     rounds = zip(*results.values(), strict=True)
     return [{key: each.metrics[metric] ** power for key, each in zip(results, of, strict=True)} for of in rounds]

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 from pydantic import Field
 
-from zerotune.trial_lib.deepspeed_config.overrides import setting_at
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.device.this_host import kind_of
 from zerotune.trial_lib.inputs.config import keys_without_effect
@@ -26,7 +25,7 @@ from zerotune.trial_lib.messages.secrets import redact
 from zerotune.trial_lib.records.candidate import FrozenRecord
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.result import TrialResult
-from zerotune.trial_lib.search.knobs import leaves
+from zerotune.trial_lib.search.knobs import get_knob, leaves
 from zerotune.trial_lib.study.folder import read_record_file
 from zerotune.trial_lib.study.setup import StudySetup
 
@@ -158,7 +157,7 @@ def _submitted(experiment: Experiment) -> dict[str, str]:
     config = experiment.config.model_dump(mode="json", exclude_none=True, exclude={"name", "description", "labels"})
     config["hyperparameters"].pop("deepspeed_config", None)
     data = experiment.document.data
-    config |= {key: setting_at(data, key) for key in keys_without_effect(data)}
+    config |= {key: get_knob(data, key) for key in keys_without_effect(data)}
     # A secret may also be elsewhere, without a name that gives it away.
     secrets = KnownSecrets.of_experiment(experiment)
     return {name: secrets.hide(value) for name, value in _flat(redact(config), "").items()}

@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 
-from zerotune.trial_lib.deepspeed_config.overrides import setting_at
 from zerotune.trial_lib.inputs.elsewhere import StartedElsewhere, started_elsewhere
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint
 from zerotune.trial_lib.inputs.launchers import (
@@ -32,6 +31,7 @@ from zerotune.trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_all
 from zerotune.trial_lib.messages.secrets import redact
+from zerotune.trial_lib.search.knobs import get_knob
 
 _WHERE = "the command"
 _LONGEST_SHOWN = 60
@@ -273,7 +273,7 @@ def rewrapped(
     update = {"arguments": entrypoint.wrapper, "config_positions": (), "config_variables": ()}
     command = trial_command(entrypoint.model_copy(update=update), config_path, of_wrapper, config_values, {}, folder)
     write_all(command.files)
-    values = tuple((key, setting_at(config_values, key)) for key in sorted(of_wrapper))
+    values = tuple((key, get_knob(config_values, key)) for key in sorted(of_wrapper))
     others = {key: target for key, target in arg_mappings.items() if str(key) not in of_wrapper}
     arguments = _started(entrypoint, command.arguments, values, folder, check)
     return entrypoint.model_copy(update={"arguments": arguments}), others

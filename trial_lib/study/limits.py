@@ -31,8 +31,6 @@ from zerotune.trial_lib.study.setup import StudySetup
 
 
 class SizeLimit(FrozenRecord):
-    """A limit of the micro-batch size."""
-
     size: int  # the largest, in samples
     by: str  # what sets it, as a noun
 

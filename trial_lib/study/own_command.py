@@ -17,7 +17,6 @@ from zerotune.trial_lib.deepspeed_config.overrides import (
     TRAINING_ARGUMENTS,
     difference,
     named_alike,
-    setting_at,
     with_open_batch,
 )
 from zerotune.trial_lib.inputs.documents import (
@@ -48,7 +47,7 @@ from zerotune.trial_lib.rank.batch_source import found_in, numbers_in_words
 from zerotune.trial_lib.records.folders import FileChange, OwnCommand, StudyPaths, shown_in
 from zerotune.trial_lib.records.result import TrialResult
 from zerotune.trial_lib.records.switches import SwitchValue, deepspeed_part, text_of
-from zerotune.trial_lib.search.knobs import STAGE
+from zerotune.trial_lib.search.knobs import STAGE, get_knob
 from zerotune.trial_lib.search.knobs import leaves as settings_in
 from zerotune.trial_lib.study.program import KnownProgram
 
@@ -216,7 +215,7 @@ def _edits(
     changed = {
         key: value
         for key, value in settings_in(difference(base, config))
-        if value != setting_at(base, key) and not (value is None and setting_at(base, f"{key}.device") == "none")
+        if value != get_knob(base, key) and not (value is None and get_knob(base, f"{key}.device") == "none")
     }
     written = with_open_batch(known.in_file(config), known.own_config(experiment))
     _place_config(edits, experiment.entrypoint, known, written, changed)
@@ -323,7 +322,7 @@ def _place_config(
         before, value = split_flag(edits.words[position])
         # As JSON, in base64, or as a file in the place of a name that only the program knows.
         alike = named_alike(value, written, Path(_NEW_CONFIG))
-        own_stage = setting_at(known.base_config, STAGE) or 0
+        own_stage = get_knob(known.base_config, STAGE) or 0
         preset = ""
         if others == [STAGE] and alike == _NEW_CONFIG:
             # A preset of another stage may have more that is other.
@@ -351,7 +350,7 @@ def _place_config(
     else:
         # A dictionary that the code makes of its options, or of its own file.
         for path in (path for path in others if path not in known.arg_mappings):
-            own = setting_at(known.base_config, path) or (0 if path == STAGE else None)
+            own = get_knob(known.base_config, path) or (0 if path == STAGE else None)
             spot = edits.pick(path, _by_name(edits, path, own))
             if spot is None:
                 raise NoPlaceError(f"{path} stands in the code, or where ZeroTune does not see it")
@@ -429,7 +428,7 @@ def _edit_lightnings(edits: _Edits, known: KnownProgram, changed: Mapping[str, A
     # Arguments of the strategy, in a file or among the options; or the strategy's name.
     if not others:
         return
-    spot = edits.pick(STAGE, _by_name(edits, STAGE, setting_at(known.base_config, STAGE)))
+    spot = edits.pick(STAGE, _by_name(edits, STAGE, get_knob(known.base_config, STAGE)))
     kept = ((file.path, key, value) for file in edits.files for key, value in leaves(file.content))
     named = [(path, key) for path, key, name in kept if key[-1] == "strategy" and _LIGHTNINGS_NAME.fullmatch(str(name))]
     if spot is not None:
@@ -443,7 +442,7 @@ def _edit_lightnings(edits: _Edits, known: KnownProgram, changed: Mapping[str, A
     elif named and others == [STAGE] and changed[STAGE]:
         edits.put(*named[0], f"deepspeed_stage_{changed[STAGE]}")
     elif named:
-        stage = {"stage": setting_at(known.base_config, STAGE)}
+        stage = {"stage": get_knob(known.base_config, STAGE)}
         set_ = {name.rpartition(".")[2]: changed[name] for name in others}
         edits.put(*named[0], {"class_path": _STRATEGY, "init_args": stage | set_})
     else:
@@ -457,7 +456,7 @@ def _place_batch(edits: _Edits, known: KnownProgram, config: Mapping[str, Any], 
     own, new = known.in_words(known.base_config), known.in_words(config)
     by_trainer = {} if known.found is None or MICRO_BATCH not in known.found.batch else known.found.batch
     for key, target in known.arg_mappings.items():
-        if key in changed and (value := setting_at(new, key)) is not None:
+        if key in changed and (value := get_knob(new, key)) is not None:
             # A script may start the program with an option of its own, whatever stands behind the script's name.
             others = () if typed_as(target, edits.words) else _by_name(edits, key, own.get(key))
             edits.put_at(edits.pick(key, (target, *others)) or target, value)

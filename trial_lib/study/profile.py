@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, setting_at
+from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from zerotune.trial_lib.deepspeed_config.rules import Setting
 from zerotune.trial_lib.inputs.places import BatchPlace, batch_places, same_place
 from zerotune.trial_lib.launch.outcome import FAILURE, read_record
@@ -21,7 +21,7 @@ from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult, as_sentence, without_log
-from zerotune.trial_lib.search.knobs import STAGE
+from zerotune.trial_lib.search.knobs import STAGE, get_knob
 from zerotune.trial_lib.study.history import SUBMITTED_NUMBER
 from zerotune.trial_lib.study.limits import with_ops_built, with_swap_disks
 from zerotune.trial_lib.study.own_command import suspected_places
@@ -234,7 +234,7 @@ def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_c
         TRAIN_BATCH: typed.train_batch_size,
     }
     # A library decides on "auto", and may well read the place.
-    if setting_at(typed_config, STAGE) != "auto":
+    if get_knob(typed_config, STAGE) != "auto":
         had[STAGE] = Setting(typed_config, "cpu", None, None).stage
     for place in places:
         if place.value != had.get(place.key, place.value):

@@ -79,7 +79,6 @@ class StoppedLooks:
         self._looks = 0
 
     def are_stopped(self, pids: Iterable[int]) -> bool:
-        """Looks whether any of them is stopped now."""
         self._looks = self._looks + 1 if any(map(is_stopped, pids)) else 0
         return self._looks > 0
 

@@ -130,7 +130,6 @@ class Maker:
     """Makes fake tensors, faster than torch's own constructor."""
 
     def __init__(self, fakes: FakeTensorMode) -> None:
-        self._fakes = fakes
         # The attributes of one that torch has made.
         made = FakeTensor(fakes, torch.empty(0, device="meta"), torch.device("cpu"))
         self._attributes = dict(vars(made))
