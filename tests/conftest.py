@@ -26,7 +26,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import config_hash
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.rank_starter import RankStarter
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from zerotune.trial_lib.launch.trial import Program, TrialPlan, run_trial
+from zerotune.trial_lib.launch.trial import Program, ThisHost, TrialPlan
 from zerotune.trial_lib.launch.trial_files import layer_refusal
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
@@ -175,7 +175,7 @@ class RunningTrial:
         self.plan = plan
         self._cancelled = threading.Event()
         self._thread = ThreadPoolExecutor(1)
-        self._future = self._thread.submit(run_trial, plan, starter, this_host(), lock_dir, self._cancelled)
+        self._future = self._thread.submit(ThisHost(starter, this_host(), lock_dir).run_trial, plan, self._cancelled)
         self._thread.shutdown(wait=False)
 
     def result(self) -> TrialResult:

@@ -23,7 +23,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import config_hash
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.rank_starter import Program
 from zerotune.trial_lib.launch.starters import WarmStarter, rank_environment
-from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.rank.probe import is_enough
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
@@ -83,7 +83,7 @@ class Trials:
 
     def run(self, plan: TrialPlan) -> TrialResult:
         locks = self._work / "locks"
-        result = run_trial(plan, self._starter, this_host(), locks, threading.Event())
+        result = ThisHost(self._starter, this_host(), locks).run_trial(plan, threading.Event())
         assert result.outcome is Outcome.COMPLETED, result.reason
         return result
 

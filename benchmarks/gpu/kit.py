@@ -19,7 +19,7 @@ from zerotune.trial_lib.launch.locks import host_lock_dir, reserved_port
 from zerotune.trial_lib.launch.rank_starter import Program, RankStarter
 from zerotune.trial_lib.launch.slots import held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from zerotune.trial_lib.launch.trial import TrialPlan, run_sweep, run_trial
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.messages.orders import StepWindow, TrainingSpec
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
@@ -209,7 +209,7 @@ class Kit:
     def run(self, shape: Shape, *options: str, starter: str = "warm", **planned: Any) -> TrialResult:
         """Runs a trial to its end; see `plan`."""
         plan = self.plan(shape, *options, **planned)
-        return run_trial(plan, self.starter(starter), self.host, self._locks, threading.Event(), self.say)
+        return ThisHost(self.starter(starter), self.host, self._locks).run_trial(plan, threading.Event(), self.say)
 
     def completed(self, what: str, shape: Shape, *options: str, **planned: Any) -> TrialResult | None:
         """Runs a trial that should complete; returns its result where it did, and says so in the report."""
@@ -221,9 +221,8 @@ class Kit:
         """Runs the sizes of a sweep in one process group; returns each one's result, or why there is none."""
         sweep = Sweep(tuple(plan.candidate for plan in plans), bytes_per_sample, headroom=0.05)
         starter, cancelled = self.starter(), threading.Event()
-        return run_sweep(
-            plans, sweep, starter, self.host, self._locks, cancelled, self.say, lambda position, result: None
-        )
+        place = ThisHost(starter, self.host, self._locks)
+        return place.run_sweep(plans, sweep, cancelled, self.say, lambda position, result: None)
 
     def said(self, result: TrialResult, what: str) -> list[dict[str, Any]]:
         """Returns what `models/train.py` has said of something, `what: {...}` in its log."""

@@ -18,7 +18,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import config_hash, read_deep
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.rank_starter import Program, RankStarter
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import TrialPaths
@@ -81,7 +81,7 @@ def trial(
     )
     layer = nullcontext() if is_layered else patch("zerotune.trial_lib.launch.trial.layer_for", lambda *_: None)
     with layer:
-        result = run_trial(plan, starter, this_host(), folder.parent / "locks", threading.Event())
+        result = ThisHost(starter, this_host(), folder.parent / "locks").run_trial(plan, threading.Event())
     assert result.metrics, result.reason
     if not is_layered:
         assert result.files == "intercepted", result.files

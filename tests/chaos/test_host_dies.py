@@ -20,7 +20,7 @@ from study_fixtures import Zerotune, is_alive, words_of
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.hosts import HostfileStarter
 from zerotune.trial_lib.launch.starters import rank_environment
-from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.result import Outcome
 
@@ -47,7 +47,8 @@ def test_a_host_that_dies_ends_the_trial_that_spans_it_and_the_next_one_runs(tri
 
     dying = plan("children.py", ENDLESS)
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(run_trial, dying, starter, this_host(), trials.lock_dir, threading.Event())
+        place = ThisHost(starter, this_host(), trials.lock_dir)
+        running = thread.submit(place.run_trial, dying, threading.Event())
         logs = [dying.paths.log(rank) for rank in range(2)]
         trials.wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 200, "the ranks")
         died, survives = part_of(victim), part_of(1 - victim)
@@ -63,7 +64,7 @@ def test_a_host_that_dies_ends_the_trial_that_spans_it_and_the_next_one_runs(tri
     assert len(printed) == 6
     assert not [line for line in printed if trials.is_alive(int(line.split()[1]))]
     assert not [process for process in (*died, *survives) if is_alive(process)]
-    again = run_trial(plan("plain.py", SHORT), starter, this_host(), trials.lock_dir, threading.Event())
+    again = ThisHost(starter, this_host(), trials.lock_dir).run_trial(plan("plain.py", SHORT), threading.Event())
     assert again.outcome is Outcome.COMPLETED, again.reason
 
 

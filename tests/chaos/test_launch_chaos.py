@@ -15,7 +15,7 @@ from conftest import PROGRAMS
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.slots import held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from zerotune.trial_lib.launch.trial import run_trial
+from zerotune.trial_lib.launch.trial import ThisHost
 from zerotune.trial_lib.messages.orders import StepWindow
 
 pytestmark = pytest.mark.alone
@@ -32,7 +32,7 @@ def drive(kind, plan, root):
         "warm": lambda: WarmStarter(sys.executable, BUILDERS, rank_environment(), str(root / "server.log"), print),
         "cold": lambda: ColdStarter(sys.executable, BUILDERS, rank_environment(), print),
     }[kind]()
-    run_trial(plan, starter, this_host(), root / "locks", threading.Event())
+    ThisHost(starter, this_host(), root / "locks").run_trial(plan, threading.Event())
 
 
 def gone(trials, pids, timeout_s=1.0):

@@ -7,7 +7,7 @@ import pytest
 from device_fixtures import host_of_tests
 
 from zerotune.trial_lib.launch.starters import WarmStarter
-from zerotune.trial_lib.launch.trial import run_sweep
+from zerotune.trial_lib.launch.trial import ThisHost
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Sweep
 from zerotune.trial_lib.records.result import TrialResult
@@ -22,16 +22,8 @@ def swept(trials: Any, starter: WarmStarter, *words: str, sizes: tuple[int, ...]
     plans = [trials.plan(*words, micro_batch=size, window=SHORT, **options) for size in sizes]
     sweep = Sweep(tuple(plan.candidate for plan in plans), 0.0, headroom=0.05)
     notes: list[str] = []
-    ends = run_sweep(
-        plans,
-        sweep,
-        starter,
-        host_of_tests(),
-        trials.lock_dir,
-        threading.Event(),
-        notes.append,
-        lambda position, result: None,
-    )
+    place = ThisHost(starter, host_of_tests(), trials.lock_dir)
+    ends = place.run_sweep(plans, sweep, threading.Event(), notes.append, lambda position, result: None)
     assert all(isinstance(end, TrialResult) for end in ends), notes
     return ends
 

@@ -24,10 +24,9 @@ from others_fixtures import Triple, engine_in, engine_of
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.locks import reserved_port
-from zerotune.trial_lib.launch.place import ThisHost
 from zerotune.trial_lib.launch.rank_starter import LaunchRequest, RankRequest
 from zerotune.trial_lib.launch.starters import WarmStarter, rank_environment
-from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult

@@ -14,7 +14,7 @@ from conftest import CONFIG, PROGRAMS, Trials
 from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.starters import WarmStarter
-from zerotune.trial_lib.launch.trial import run_sweep
+from zerotune.trial_lib.launch.trial import ThisHost
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.candidate import Purpose, Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome
@@ -54,11 +54,11 @@ class FirstRun:
             paths=following.paths,
         )
         both = Sweep((typed.candidate, following.candidate), 0.0, 0.0)
-        self.profile, self.own = self._ends(run_sweep, [typed, self.following], both, starter, trials)
+        self.profile, self.own = self._ends([typed, self.following], both, starter, trials)
 
-    def _ends(self, run: Any, plans: Any, both: Sweep, starter: WarmStarter, trials: Trials) -> Any:
-        cancelled = threading.Event()
-        return run(plans, both, starter, this_host(), trials.lock_dir, cancelled, self.notes.append, lambda *_: None)
+    def _ends(self, plans: Any, both: Sweep, starter: WarmStarter, trials: Trials) -> Any:
+        place = ThisHost(starter, this_host(), trials.lock_dir)
+        return place.run_sweep(plans, both, threading.Event(), self.notes.append, lambda *_: None)
 
 
 @pytest.mark.long

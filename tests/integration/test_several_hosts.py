@@ -13,7 +13,7 @@ from study_fixtures import Zerotune
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.hosts import HostfileStarter
 from zerotune.trial_lib.launch.starters import rank_environment
-from zerotune.trial_lib.launch.trial import run_trial
+from zerotune.trial_lib.launch.trial import ThisHost
 from zerotune.trial_lib.messages.orders import StepWindow
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 
@@ -30,7 +30,7 @@ def over_hosts(trials: Trials, script: str, **options: object) -> TrialResult:
     environment["CUDA_VISIBLE_DEVICES"] = "6,7"
     plan = trials.plan(script, slots=2, window=SHORT, environment=environment, **options)  # type: ignore[arg-type]
     starter = HostfileStarter(HOSTS, sys.executable, ["ShareMemCommBuilder"], environment, trials.notes.append)
-    return run_trial(plan, starter, this_host(), trials.lock_dir, threading.Event())
+    return ThisHost(starter, this_host(), trials.lock_dir).run_trial(plan, threading.Event())
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import pytest
 from conftest import Trials
 
 from zerotune.trial_lib.device.this_host import this_host
-from zerotune.trial_lib.launch.trial import run_trial
+from zerotune.trial_lib.launch.trial import ThisHost
 from zerotune.trial_lib.messages.orders import StepWindow
 
 pytestmark = pytest.mark.alone
@@ -47,7 +47,7 @@ def test_what_a_program_forgets_is_removed_and_told_of_and_what_others_have_stay
     notes: list[str] = []
     try:
         starts = request.getfixturevalue(f"{starter}_starter")
-        result = run_trial(plan, starts, this_host(), trials.lock_dir, threading.Event(), notes.append)
+        result = ThisHost(starts, this_host(), trials.lock_dir).run_trial(plan, threading.Event(), notes.append)
         assert result.outcome == ("completed" if ended_by == "itself" else "timed_out"), result.reason
         assert {path.name for path in SHM.glob(f"{name}*")} == {f"{name}-before"}
         (said,) = [note for note in notes if "shared memory" in note]

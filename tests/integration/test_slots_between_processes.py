@@ -21,7 +21,7 @@ from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.locks import host_lock_dir
 from zerotune.trial_lib.launch.slots import held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
-from zerotune.trial_lib.launch.trial import TrialPlan, run_trial
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 
 # Each process that these tests spawn imports this file.
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def drive(kind: str, plan: TrialPlan, root: Path) -> None:
         "warm": lambda: WarmStarter(sys.executable, builders, environment, str(root / "server.log"), print),
         "cold": lambda: ColdStarter(sys.executable, builders, environment, print),
     }[kind]()
-    run_trial(plan, starter, this_host(), root / "locks", threading.Event())
+    ThisHost(starter, this_host(), root / "locks").run_trial(plan, threading.Event())
 
 
 @pytest.mark.alone

@@ -21,7 +21,7 @@ from training_fixtures import EXAMPLES, TRIAL_CLASSES
 from zerotune.trial_lib.deepspeed_config.overrides import config_hash
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.starters import WarmStarter
-from zerotune.trial_lib.launch.trial import TrialPlan, run_sweep
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 from zerotune.trial_lib.messages.orders import SPEC_VARIABLE, StepWindow, TrainingSpec
 from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialResult
@@ -63,12 +63,9 @@ class Sweeps:
         sweep = Sweep(tuple(plan.candidate for plan in plans), bytes_per_sample, headroom=0.05)
         thread = ThreadPoolExecutor(1)
         started = thread.submit(
-            run_sweep,
+            ThisHost(self._starter, this_host(), self._trials.lock_dir).run_sweep,
             plans,
             sweep,
-            self._starter,
-            this_host(),
-            self._trials.lock_dir,
             self.cancelled,
             self.notes.append,
             lambda position, result: self.told.append(result),

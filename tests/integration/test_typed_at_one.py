@@ -14,8 +14,8 @@ from study_fixtures import Zerotune
 from zerotune.flows.prefect_server import PrefectServer
 from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.device.this_host import this_host
-from zerotune.trial_lib.launch.place import ThisHost
 from zerotune.trial_lib.launch.starters import WarmStarter
+from zerotune.trial_lib.launch.trial import ThisHost
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult

@@ -19,7 +19,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.device.this_host import kind_called, this_host
 from zerotune.trial_lib.launch.hosts import is_this_host
-from zerotune.trial_lib.launch.place import Note, OnResult
 from zerotune.trial_lib.launch.rank_starter import HOST, HostRanks, ProcessesEnd, RankStarter
 from zerotune.trial_lib.launch.ray_host import (
     NAMESPACE,
@@ -31,7 +30,7 @@ from zerotune.trial_lib.launch.ray_host import (
     actor_name,
     unpack,
 )
-from zerotune.trial_lib.launch.trial import TrialPlan, begin, take_result, unstarted, write_unstarted
+from zerotune.trial_lib.launch.trial import Note, OnResult, TrialPlan, begin, take_result, unstarted, write_unstarted
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.messages.measurement import Import

@@ -17,11 +17,10 @@ from typing import TypeVar
 from zerotune.trial_lib.device.base import Host, has_killed, kernel_kills
 from zerotune.trial_lib.device.this_host import this_host
 from zerotune.trial_lib.launch.locks import hold_folder, lock_file, own_folder, release, reserved_port
-from zerotune.trial_lib.launch.place import ThisHost
 from zerotune.trial_lib.launch.rank_starter import HostRanks, ProcessesEnd, RankStarter
 from zerotune.trial_lib.launch.slots import SlotWait, held_slots
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter
-from zerotune.trial_lib.launch.trial import TrialPlan, begin, order_of, request_of, run_to_end
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan, begin, order_of, request_of, run_to_end
 from zerotune.trial_lib.messages.files import OWNERS_FOLDER
 from zerotune.trial_lib.messages.measurement import Import
 from zerotune.trial_lib.messages.orders import TrainingSpec

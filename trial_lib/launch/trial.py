@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
@@ -42,7 +42,7 @@ from zerotune.trial_lib.launch.trial_files import hidden_folders, layer_for, put
 from zerotune.trial_lib.messages import orders
 from zerotune.trial_lib.messages.build_times import seconds as build_seconds
 from zerotune.trial_lib.messages.files import OWNERS_FOLDER, write_all, write_whole
-from zerotune.trial_lib.messages.measurement import Measurement, Memory
+from zerotune.trial_lib.messages.measurement import Import, Measurement, Memory
 from zerotune.trial_lib.messages.orders import (
     ProbeSettings,
     RankOrder,
@@ -129,58 +129,173 @@ class TrialPlan(ProbeSettings):
         return self.purpose.label(self.name or self.candidate.label)
 
 
-def run_trial(
-    plan: TrialPlan,
-    starter: RankStarter,
-    host: Host,
-    lock_dir: Path,
-    cancelled: threading.Event,
-    note: Callable[[str], None] = lambda text: None,
-) -> TrialResult:
-    begin(plan)
-    label = f"trial {plan.number:04d}"
-    with slots_for([plan], label, starter, host, lock_dir, cancelled, note) as (slots, port, waited):
-        kills_before, started_at, launched_at = kernel_kills(), time.time(), time.monotonic()
-        devices: list[TrialDevice] = []
-        ending = ProcessesEnd("cancel", [])
-        if slots is not None:
-            # The ranks run to their end.
-            request = request_of(plan, order_of(plan), host, slots, port, plan.deadline_s)
-            with watched(host, slots.names) as watch, noting_standing_ranks(label, states_of(plan), note):
-                ending = run_to_end(request, starter, cancelled)
-                watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
-                devices = watch.take()
-            # What they have left behind.
-            note_shared_memory(ending, label, note)
-            note_devices(devices, label, note)
-            put_away(plan.paths.scratch)
-    killed, seconds = has_killed(kills_before), time.monotonic() - launched_at
-    return take_result(plan, ending, killed, host.device, started_at, seconds, devices=devices, waited=waited)
+# The places where trials run: this host, the hosts that one trial spans, or the hosts of a cluster.
+
+Note = Callable[[str], None]
+"""Called with a sentence for the user when something delays trials."""
+
+OnResult = Callable[[int, TrialResult], None]
+"""Called with each result of a sweep and the position of its plan."""
 
 
-@contextlib.contextmanager
-def slots_for(
-    plans: Sequence[TrialPlan],
-    label: str,
-    starter: RankStarter,
-    host: Host,
-    lock_dir: Path,
-    cancelled: threading.Event,
-    note: Callable[[str], None],
-) -> Iterator[tuple[HeldSlots | None, int, WaitedForSlots | None]]:
-    """Yields the slots of a process group that measures plans, a port, and the wait; no slots if it was cancelled."""
-    first, slot_wait = plans[0], SlotWait(label, note, [plan.paths for plan in plans])
-    starter.prepare(first.purpose is Purpose.PROFILE, first.program.starts_cold)
-    is_cancelled, count = cancelled.is_set, first.candidate.slots
-    with (
-        held_slots(lock_dir, host, count, is_cancelled, slot_wait.tell, first.preferred, first.trial_id) as slots,
-        reserved_port() as port,
-    ):
-        slot_wait.end(slots is not None)
-        if slots is not None:
-            for plan in plans:
-                plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
-        yield slots, port, slot_wait.waited
+class Place(Protocol):
+    """Runs trials. Several threads may call it at once, each with one trial."""
+
+    @property
+    def can_sweep(self) -> bool: ...
+
+    @property
+    def starter_here(self) -> RankStarter | None:
+        """Starts processes on this host alone; None if trials span several hosts."""
+
+    def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
+        """Runs one trial and returns its result. The trial's folder has it too."""
+
+    def run_sweep(
+        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
+    ) -> list[TrialResult | Withdrawal]:
+        """Returns a result for each size, or the reason why there is none."""
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """Has the ops built that trials will need, and waits. Returns the reason for each op that cannot be built.
+
+        A cluster, whose hosts come and go, returns nothing.
+        """
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether it has compiled ops beside trials, whose times do not count then."""
+
+    def prime(self, imported: Sequence[Import]) -> None:
+        """Imports the modules of the profile trial ahead, so that later trials start faster."""
+
+    def close(self) -> None: ...
+
+
+class ThisHost:
+    """The slots of this host. If the starter reaches other hosts, `host` has their slots too."""
+
+    def __init__(self, starter: RankStarter, host: Host, lock_dir: Path, is_one: bool = True) -> None:
+        self._starter = starter
+        self._host = host
+        self._lock_dir = lock_dir
+        self.can_sweep = True
+        self.starter_here = starter if is_one else None
+
+    def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note = lambda text: None) -> TrialResult:
+        begin(plan)
+        label = f"trial {plan.number:04d}"
+        with self._slots_for([plan], label, cancelled, note) as (slots, port, waited):
+            kills_before, started_at, launched_at = kernel_kills(), time.time(), time.monotonic()
+            devices: list[TrialDevice] = []
+            ending = ProcessesEnd("cancel", [])
+            if slots is not None:
+                # The ranks run to their end.
+                request = request_of(plan, order_of(plan), self._host, slots, port, plan.deadline_s)
+                with watched(self._host, slots.names) as watch, noting_standing_ranks(label, states_of(plan), note):
+                    ending = run_to_end(request, self._starter, cancelled)
+                    watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
+                    devices = watch.take()
+                # What they have left behind.
+                note_shared_memory(ending, label, note)
+                note_devices(devices, label, note)
+                put_away(plan.paths.scratch)
+        killed, seconds = has_killed(kills_before), time.monotonic() - launched_at
+        return take_result(plan, ending, killed, self._host.device, started_at, seconds, devices=devices, waited=waited)
+
+    def run_sweep(
+        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
+    ) -> list[TrialResult | Withdrawal]:
+        """Measures the sizes of a sweep in one process group, while they fit.
+
+        Each size that ran is a trial, and its result is also in its folder. The folder of any other size is removed.
+        """
+        for plan in plans:
+            begin(plan)
+        plans[0].paths.withdrawal.unlink(missing_ok=True)
+        first = plans[0]
+        label = f"trials {first.number:04d} to {plans[-1].number:04d}"
+        with self._slots_for(plans, label, cancelled, note) as (slots, port, waited):
+            kills_before = kernel_kills()
+            collector = _Collector(plans, self._host.device, time.time(), measured, waited)
+            ending = ProcessesEnd("cancel", [])
+            if slots is not None:
+                order = _order(plans, sweep)
+                # The group's own deadline, in case the driver dies. Each size has its own below.
+                deadline_s = sum(plan.deadline_s for plan in plans)
+                request = request_of(first, order, self._host, slots, port, deadline_s)
+                # The ranks run in a thread. This one takes each result as soon as all ranks have measured its size.
+                over, is_overdue = threading.Event(), False
+                with contextlib.ExitStack() as watching, ThreadPoolExecutor(1) as thread:
+                    watch = watching.enter_context(watched(self._host, slots.names))
+                    collector.watch = watch.take
+                    for plan in plans:
+                        watching.enter_context(noting_standing_ranks(f"trial {plan.number:04d}", states_of(plan), note))
+                    running = thread.submit(run_to_end, request, self._starter, over, collector.launched)
+                    try:
+                        while wait([running], timeout=_POLL_S).not_done:
+                            collector.take_measured()
+                            is_overdue = is_overdue or collector.is_overdue
+                            if cancelled.is_set() or is_overdue:
+                                over.set()
+                    finally:
+                        over.set()
+                    ending = running.result()
+                    # The last size ends with the group. Its devices are looked at when the driver has let go of them.
+                    watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
+                    collector.take_measured()
+                    last = watch.take()
+                    collector.watch = lambda: last
+                # What the group has left behind.
+                note_shared_memory(ending, label, note)
+                if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
+                    ending = replace(ending, ended_by="deadline")
+                for plan in plans:
+                    put_away(plan.paths.scratch)
+        # The last size, and why the others were not measured.
+        reason = collector.take_last(ending, has_killed(kills_before), note)
+        for result in collector.results:
+            note_devices(result.devices, f"trial {result.number:04d}", note)
+        unmeasured = plans[len(collector.results) :]
+        for plan in unmeasured:
+            shutil.rmtree(plan.paths.root, ignore_errors=True)
+        return [*collector.results, *[reason] * len(unmeasured)]
+
+    @contextlib.contextmanager
+    def _slots_for(
+        self, plans: Sequence[TrialPlan], label: str, cancelled: threading.Event, note: Note
+    ) -> Iterator[tuple[HeldSlots | None, int, WaitedForSlots | None]]:
+        """Yields the slots of a process group, a port, and the wait; no slots if it was cancelled."""
+        first, slot_wait = plans[0], SlotWait(label, note, [plan.paths for plan in plans])
+        self._starter.prepare(first.purpose is Purpose.PROFILE, first.program.starts_cold)
+        is_cancelled, count = cancelled.is_set, first.candidate.slots
+        with (
+            held_slots(
+                self._lock_dir, self._host, count, is_cancelled, slot_wait.tell, first.preferred, first.trial_id
+            ) as slots,
+            reserved_port() as port,
+        ):
+            slot_wait.end(slots is not None)
+            if slots is not None:
+                for plan in plans:
+                    plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
+            yield slots, port, slot_wait.waited
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        return self._starter.build(builders)
+
+    @property
+    def has_compiled(self) -> bool:
+        return self._starter.has_compiled
+
+    def prime(self, imported: Sequence[Import]) -> None:
+        self._starter.prime(imported)
+
+    def close(self) -> None:
+        self._starter.close()
+
+
+# The records of a trial, and its order.
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
@@ -397,72 +512,6 @@ _MEASURED = (Outcome.COMPLETED, Outcome.TOO_SLOW)
 _OUTCOMES_OF_A_LATER_SIZE = (*_MEASURED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.CANCELLED)
 
 
-def run_sweep(
-    plans: Sequence[TrialPlan],
-    sweep: Sweep,
-    starter: RankStarter,
-    host: Host,
-    lock_dir: Path,
-    cancelled: threading.Event,
-    note: Callable[[str], None],
-    measured: Callable[[int, TrialResult], None],
-) -> list[TrialResult | Withdrawal]:
-    """Measures the sizes of a sweep in one process group, while they fit.
-
-    Each size that ran is a trial, and its result is also in its folder. The folder of any other size is removed.
-    """
-    for plan in plans:
-        begin(plan)
-    plans[0].paths.withdrawal.unlink(missing_ok=True)
-    first = plans[0]
-    label = f"trials {first.number:04d} to {plans[-1].number:04d}"
-    with slots_for(plans, label, starter, host, lock_dir, cancelled, note) as (slots, port, waited):
-        kills_before = kernel_kills()
-        collector = _Collector(plans, host.device, time.time(), measured, waited)
-        ending = ProcessesEnd("cancel", [])
-        if slots is not None:
-            order = _order(plans, sweep)
-            # The group's own deadline, in case the driver dies. Each size has its own below.
-            deadline_s = sum(plan.deadline_s for plan in plans)
-            request = request_of(first, order, host, slots, port, deadline_s)
-            # The ranks run in a thread. This one takes each result as soon as all ranks have measured its size.
-            over, is_overdue = threading.Event(), False
-            with contextlib.ExitStack() as watching, ThreadPoolExecutor(1) as thread:
-                watch = watching.enter_context(watched(host, slots.names))
-                collector.watch = watch.take
-                for plan in plans:
-                    watching.enter_context(noting_standing_ranks(f"trial {plan.number:04d}", states_of(plan), note))
-                running = thread.submit(run_to_end, request, starter, over, collector.launched)
-                try:
-                    while wait([running], timeout=_POLL_S).not_done:
-                        collector.take_measured()
-                        is_overdue = is_overdue or collector.is_overdue
-                        if cancelled.is_set() or is_overdue:
-                            over.set()
-                finally:
-                    over.set()
-                ending = running.result()
-                # The last size ends with the group. Its devices are looked at when the driver has let go of them.
-                watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
-                collector.take_measured()
-                last = watch.take()
-                collector.watch = lambda: last
-            # What the group has left behind.
-            note_shared_memory(ending, label, note)
-            if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
-                ending = replace(ending, ended_by="deadline")
-            for plan in plans:
-                put_away(plan.paths.scratch)
-    # The last size, and why the others were not measured.
-    reason = collector.take_last(ending, has_killed(kills_before), note)
-    for result in collector.results:
-        note_devices(result.devices, f"trial {result.number:04d}", note)
-    unmeasured = plans[len(collector.results) :]
-    for plan in unmeasured:
-        shutil.rmtree(plan.paths.root, ignore_errors=True)
-    return [*collector.results, *[reason] * len(unmeasured)]
-
-
 class _Collector:
     """Collects the results of a sweep in their order. The wait for slots is the first size's."""
 
@@ -473,7 +522,7 @@ class _Collector:
         plans: Sequence[TrialPlan],
         device: str,
         started_at: float,
-        measured: Callable[[int, TrialResult], None],
+        measured: OnResult,
         waited: WaitedForSlots | None,
     ) -> None:
         self._waited = waited

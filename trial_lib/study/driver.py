@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from zerotune.trial_lib.inputs.known_secrets import KnownSecrets, keep_secret
-from zerotune.trial_lib.launch.place import Place
-from zerotune.trial_lib.launch.trial import TrialPlan, write_unstarted
+from zerotune.trial_lib.launch.trial import Place, TrialPlan, write_unstarted
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal

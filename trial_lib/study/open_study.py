@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from zerotune.trial_lib.launch.locks import host_lock_dir
-from zerotune.trial_lib.launch.place import Place, ThisHost
+from zerotune.trial_lib.launch.trial import Place, ThisHost
 from zerotune.trial_lib.launch.trial_files import uncovered
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.files import write_whole

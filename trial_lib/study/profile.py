@@ -12,9 +12,8 @@ from zerotune.trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BA
 from zerotune.trial_lib.deepspeed_config.rules import Setting
 from zerotune.trial_lib.inputs.places import BatchPlace, batch_places, same_place
 from zerotune.trial_lib.launch.outcome import FAILURE, read_record
-from zerotune.trial_lib.launch.place import Place
 from zerotune.trial_lib.launch.processes.watchdog import bound_logs
-from zerotune.trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
+from zerotune.trial_lib.launch.trial import Place, TrialPlan, unstarted, write_unstarted
 from zerotune.trial_lib.messages.files import make_own_folder, write_whole
 from zerotune.trial_lib.messages.measurement import BatchSizes, Import, ProgramProfile
 from zerotune.trial_lib.messages.orders import StepWindow

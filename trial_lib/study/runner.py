@@ -13,8 +13,7 @@ from zerotune.trial_lib.deepspeed_config.layout import ModelShape
 from zerotune.trial_lib.deepspeed_config.rules import broken_rules
 from zerotune.trial_lib.device.base import available_bytes
 from zerotune.trial_lib.device.this_host import kind_of
-from zerotune.trial_lib.launch.place import Place
-from zerotune.trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
+from zerotune.trial_lib.launch.trial import Place, TrialPlan, unstarted, write_unstarted
 from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from zerotune.trial_lib.records.result import Outcome, TrialResult, cause_of, without_log

@@ -17,8 +17,8 @@ from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experimen
 from zerotune.trial_lib.launch.device_watch import company_now
 from zerotune.trial_lib.launch.hosts import HostfileStarter, spanned
 from zerotune.trial_lib.launch.locks import host_lock_dir, own_folder
-from zerotune.trial_lib.launch.place import Place
 from zerotune.trial_lib.launch.starters import ColdStarter, WarmStarter
+from zerotune.trial_lib.launch.trial import Place
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.records.folders import STUDIES, StudyPaths
 from zerotune.trial_lib.records.switches import place_of

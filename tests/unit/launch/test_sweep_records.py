@@ -16,7 +16,7 @@ from conftest import Trials
 
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd
-from zerotune.trial_lib.launch.trial import TrialPlan, run_sweep
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 from zerotune.trial_lib.messages.measurement import HostMoment, Measurement, Memory, RankFailure
 from zerotune.trial_lib.messages.orders import RankOrder, SizeOrder, now
 from zerotune.trial_lib.records.candidate import Sweep, Withdrawal
@@ -65,16 +65,9 @@ def swept(trials: Trials) -> Callable[[Act], Swept]:
         plans = [change(trials.plan("plain.py", micro_batch=size)) for size in (2, 4, 8)]
         sweep = Sweep(tuple(plan.candidate for plan in plans), 10.0, 0.05)
         ranks, told, notes = Ranks(act), [], []
-        ends = run_sweep(
-            plans,
-            sweep,
-            ranks,  # type: ignore[arg-type]
-            host,
-            trials.lock_dir,
-            threading.Event(),
-            notes.append,
-            lambda position, result: told.append((position, result)),
-        )
+        place = ThisHost(ranks, host, trials.lock_dir)  # type: ignore[arg-type]
+        measured = lambda position, result: told.append((position, result))  # noqa: E731
+        ends = place.run_sweep(plans, sweep, threading.Event(), notes.append, measured)
         assert ranks.request is not None
         return Swept(ends, told, plans, ranks.request, notes)
 

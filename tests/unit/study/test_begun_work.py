@@ -10,8 +10,7 @@ import pytest
 from benchmarks.operations.instant_starter import InstantStarter
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
-from zerotune.trial_lib.launch.place import ThisHost
-from zerotune.trial_lib.launch.trial import TrialPlan
+from zerotune.trial_lib.launch.trial import ThisHost, TrialPlan
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.records.result import Outcome, TrialResult

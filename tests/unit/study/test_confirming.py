@@ -10,8 +10,8 @@ import yaml
 
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
-from zerotune.trial_lib.launch.place import ThisHost
 from zerotune.trial_lib.launch.starters import ColdStarter
+from zerotune.trial_lib.launch.trial import ThisHost
 from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import StudyPaths

@@ -8,8 +8,7 @@ import pytest
 from simulated_studies import Experiment
 
 from zerotune.trial_lib.device.this_host import this_host
-from zerotune.trial_lib.launch.place import Note, ThisHost
-from zerotune.trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
+from zerotune.trial_lib.launch.trial import Note, ThisHost, TrialPlan, unstarted, write_unstarted
 from zerotune.trial_lib.records.candidate import Purpose
 from zerotune.trial_lib.records.result import Outcome, TrialResult
 from zerotune.trial_lib.study import folder

@@ -16,7 +16,7 @@ from benchmarks.operations.instant_starter import InstantStarter
 from zerotune.flows.live_view import LiveView
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
-from zerotune.trial_lib.launch.place import ThisHost
+from zerotune.trial_lib.launch.trial import ThisHost
 from zerotune.trial_lib.messages.files import write_whole
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.study.arguments import StudyArguments

@@ -13,8 +13,7 @@ from zerotune.trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint
 from zerotune.trial_lib.inputs.read_experiment import read_experiment
-from zerotune.trial_lib.launch.place import ThisHost
-from zerotune.trial_lib.launch.trial import unstarted
+from zerotune.trial_lib.launch.trial import ThisHost, unstarted
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.messages.measurement import BatchSizes, ProgramProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose, Sweep
