@@ -182,7 +182,7 @@ def _planned(
     processes = read.arguments.max_processes or len(os.sched_getaffinity(0))
     try:
         threading.Thread(target=_import_ahead, args=(tracking_uri,), name="import", daemon=True).start()
-        with Simulator(opened, tell) as foresee:
+        with contextlib.closing(Simulator(opened, tell)) as foresee:
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)
         check()

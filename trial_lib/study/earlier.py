@@ -28,6 +28,7 @@ from zerotune.trial_lib.study.arguments import StudyArguments
 from zerotune.trial_lib.study.confirmation import is_good
 from zerotune.trial_lib.study.finding import Confirmed, Estimate, Finding
 from zerotune.trial_lib.study.fingerprint import Fingerprint
+from zerotune.trial_lib.study.folder import record_of
 from zerotune.trial_lib.study.history import StudyState, read_history
 
 # The arguments that are the study's question: they decide which configurations it may find, and how it measures them.
@@ -111,14 +112,6 @@ def _records(studies_dir: Path, name: str) -> Iterator[tuple[StudyPaths, StudyRe
         if record is not None and record.name == name and record.status is StudyStatus.COMPLETED
     ]
     yield from sorted(completed, key=lambda pair: pair[1].ended_at or 0.0, reverse=True)
-
-
-def record_of(paths: StudyPaths) -> StudyRecord | None:
-    """The record of a study; None if this version cannot read it."""
-    try:
-        return StudyRecord.model_validate_json(paths.record.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _is_same_question(record: StudyRecord, arguments: StudyArguments) -> bool:

@@ -257,6 +257,13 @@ def read_record(paths: StudyPaths) -> StudyRecord:
     return read_run_record(paths, StudyRecord)
 
 
+def record_of(paths: StudyPaths) -> StudyRecord | None:
+    """The record of a study; None if this version cannot read it."""
+    with contextlib.suppress(OSError, InputError):
+        return read_record(paths)
+    return None
+
+
 def read_run_record(paths: DrivenFolder, model: type[_RunT], remedy: str = "Restore the file.") -> _RunT:
     """The record of a study or a full experiment. Raises InputError as `read_record` does."""
     if not paths.record.is_file():
@@ -273,6 +280,17 @@ def write_record(paths: DrivenFolder, record: RunRecord) -> None:
     write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
 
 
+def as_kept(arguments: BaseModel) -> dict[str, Any]:
+    """Arguments as a record keeps them: a run that is resumed may be in another working folder."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(whole, value))
+        return value.absolute() if isinstance(value, Path) else value
+
+    return arguments.model_copy(update={name: whole(value) for name, value in arguments}).model_dump(mode="json")
+
+
 def find_study(named: str | None, work_dir: Path) -> Path:
     """The folder of a study. Raises InputError if there is none.
 
@@ -285,19 +303,13 @@ def find_study(named: str | None, work_dir: Path) -> Path:
     records = [record for record in folder.glob("*/study.json") if record.is_file()]
     found = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)
     for record in found:
-        if named in (None, record.parent.name) or named == _experiment(StudyPaths(record.parent)):
+        if named in (None, record.parent.name) or named == getattr(record_of(StudyPaths(record.parent)), "name", None):
             return record.parent
     raise InputError(
         "there is no study." if named is None else "no study has this path, id or name.",
         where=str(folder) if named is None else named,
         remedy=f"Name a folder in {STUDIES}, or run zerotune where that is.",
     )
-
-
-def _experiment(paths: StudyPaths) -> str | None:
-    with contextlib.suppress(OSError, ValueError):
-        return StudyRecord.model_validate_json(paths.record.read_text()).name
-    return None
 
 
 # ZeroTune's own folder: Prefect's database, the files of `zerotune up`, and operators without another place

@@ -15,7 +15,8 @@ from zerotune.trial_lib.messages.measurement import ModelProfile
 from zerotune.trial_lib.records.candidate import Candidate, Purpose
 from zerotune.trial_lib.records.folders import STUDIES, StudyPaths, StudyRecord
 from zerotune.trial_lib.records.result import Outcome, TrialResult
-from zerotune.trial_lib.study.earlier import record_of, trials_of
+from zerotune.trial_lib.study.earlier import trials_of
+from zerotune.trial_lib.study.folder import record_of
 from zerotune.trial_lib.study.open_study import OpenStudy
 from zerotune.trial_lib.study.profile_report import had_engine, profile_failure
 from zerotune.trial_lib.study.program import completed_config

@@ -41,6 +41,7 @@ from zerotune.trial_lib.records.switches import shown_switch, switches_of
 from zerotune.trial_lib.study.confirm import answer_of
 from zerotune.trial_lib.study.folder import (
     FinishedError,
+    as_kept,
     keep_experiment,
     new_folder,
     new_id,
@@ -87,7 +88,7 @@ def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperimen
     experiment, ds_config, host, environment = _checked(arguments, arguments.config_path)
     if not record.reason.startswith(REFUSED):
         _refuse_change(record, ds_config, paths)
-    now = {"arguments": _as_json(arguments), "hparams": _own_hparams(experiment), "ds_config": ds_config}
+    now = {"arguments": as_kept(arguments), "hparams": _own_hparams(experiment), "ds_config": ds_config}
     record = record.model_copy(update={**now, "status": StudyStatus.RUNNING})
     opened = _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir))
     keep_experiment(experiment, paths.experiment)
@@ -263,7 +264,7 @@ def _new_record(
         **provenance(experiment.model_dir),
         ds_config=ds_config,
         hparams=_own_hparams(experiment),
-        arguments=_as_json(arguments),
+        arguments=as_kept(arguments),
         started_at=time.time(),
     )
 
@@ -272,17 +273,6 @@ def _own_hparams(experiment: Experiment) -> dict[str, Any]:
     hparams = experiment.config.hyperparameters.as_dict()
     inline = {} if CONFIG in hparams else experiment.ds_config
     return {key: value for key, value in hparams.items() if key not in (CONFIG, OVERWRITES) and key not in inline}
-
-
-def _as_json(arguments: TrainingArguments) -> dict[str, Any]:
-    absolute = {
-        "config_path": arguments.config_path.absolute(),
-        "model_dir": arguments.model_dir.absolute(),
-        "ds_config": None if arguments.ds_config is None else arguments.ds_config.absolute(),
-        "include": tuple(path.absolute() for path in arguments.include),
-    }
-    as_json: dict[str, Any] = arguments.model_copy(update=absolute).model_dump(mode="json")
-    return as_json
 
 
 def _open(

@@ -1,7 +1,6 @@
 """Opening a study, with its folder, lock, starter and tracker, and closing all of them."""
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from zerotune.trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fi
 from zerotune.trial_lib.study.folder import (
     FinishedError,
     FolderError,
+    as_kept,
     folder_error_told,
     is_damaged,
     new_folder,
@@ -184,7 +184,7 @@ def open_planned(planned: PlannedStudy, flow_run_id: str | None = None) -> OpenS
         name=experiment.name,
         method=arguments.method,
         metric=arguments.metric,
-        arguments=json.loads(arguments.model_copy(update=_absolute(arguments)).model_dump_json()),
+        arguments=as_kept(arguments),
         model_dir=str(experiment.model_dir),
         **provenance(experiment.model_dir),
         ds_config=experiment.ds_config,
@@ -248,15 +248,6 @@ def _has_trained(paths: StudyPaths) -> bool:
     with contextlib.suppress(FileNotFoundError, ValueError):
         return FullExperimentRecord.model_validate_json(record.read_text()).status is StudyStatus.COMPLETED
     return False
-
-
-def _absolute(arguments: StudyArguments) -> dict[str, object]:
-    return {
-        "config_path": None if arguments.config_path is None else arguments.config_path.absolute(),
-        "model_dir": arguments.model_dir.absolute(),
-        "include": tuple(path.absolute() for path in arguments.include),
-        "plan": None if arguments.plan is None else arguments.plan.absolute(),
-    }
 
 
 def _open(record: StudyRecord, setup: StudySetup, tracking_uri: str, is_new: bool = False) -> OpenStudy:

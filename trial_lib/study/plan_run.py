@@ -64,7 +64,7 @@ def run_plan(
         allocator=opened.allocator,
         switches=opened.switches,
     )
-    found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop, foresee.end)
+    found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.close, foresee.end)
     check()
     record = _record(opened, found)
     if record.best_command:
@@ -214,7 +214,7 @@ def _with_last_line(stopped: str) -> str:
 
 
 class Simulator:
-    """Foresees runs of one program, each in a process of its own, from several threads at once. Use it as a context."""
+    """Foresees runs of one program, each in a process of its own, from several threads at once."""
 
     def __init__(self, opened: OpenPlan, note: Callable[[str], None]) -> None:
         self._opened = opened
@@ -223,12 +223,6 @@ class Simulator:
         self._starting = threading.Lock()
         self._running: dict[str, EndableStarter] = {}
         self._is_closed = False
-
-    def __enter__(self) -> "Simulator":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
 
     def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
         """`overrides` are merged into the configuration of the engine that trains. No other run has this name."""
@@ -260,7 +254,7 @@ class Simulator:
         if starter is not None:
             starter.end()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         with self._starting:
             self._is_closed = True
             starter = self._starter

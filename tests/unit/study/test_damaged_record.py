@@ -12,8 +12,7 @@ from zerotune.flows.records import show_command, sync_command
 from zerotune.trial_lib.messages.errors import InputError
 from zerotune.trial_lib.records.folders import StudyPaths
 from zerotune.trial_lib.report.html_report import write_report
-from zerotune.trial_lib.study.earlier import record_of
-from zerotune.trial_lib.study.folder import begun_by, find_study
+from zerotune.trial_lib.study.folder import begun_by, find_study, record_of
 from zerotune.trial_lib.study.open_study import resume_study
 
 
