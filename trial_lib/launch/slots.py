@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from zerotune.trial_lib.device.base import Host
 from zerotune.trial_lib.launch.locks import USERS_FOLDER, hold_folder, own_folder, release
 from zerotune.trial_lib.messages import orders
@@ -47,6 +49,9 @@ class Claim:
     @property
     def maker(self) -> str:
         return f"{self.what} of {_name_of(self.uid)} (pid {self.pid})"
+
+
+_CLAIM = TypeAdapter(Claim)
 
 
 class OwnClaim:
@@ -163,20 +168,10 @@ def _live(lock_dir: Path) -> Iterator[tuple[int, os.stat_result]]:
 def _read(descriptor: int, uid: int) -> Claim | None:
     # The claim in a file; None if it is none. Another user may have written anything.
     try:
-        text = os.pread(descriptor, _MOST_BYTES, 0)
-        claim = Claim(**json.loads(text))
-        return Claim(
-            arrived=int(claim.arrived),
-            wants=tuple(map(str, claim.wants)),
-            count=int(claim.count),
-            holds=tuple(map(str, claim.holds)),
-            since=float(claim.since),
-            what=" ".join(plain(str(claim.what)).split())[:_LONGEST_TEXT],
-            pid=int(claim.pid),
-            uid=uid,
-        )
-    except (ValueError, TypeError, OverflowError, RecursionError):
+        claim = _CLAIM.validate_json(os.pread(descriptor, _MOST_BYTES, 0))
+    except ValueError:
         return None
+    return replace(claim, what=" ".join(plain(claim.what).split())[:_LONGEST_TEXT], uid=uid)
 
 
 @functools.cache
