@@ -224,32 +224,20 @@ class Experiment:
 
 
 def read_experiment(
-    config_path: Path,
+    source: Path | YamlDocument,
     model_dir: Path,
     *,
     include: Sequence[Path] = (),
     needs_ds_config: bool = True,
     wrapper: Sequence[str] = (),
 ) -> Experiment:
-    """`include` are files and folders that the code imports from outside the model directory. `wrapper` are the words
-    that the user typed, if they start the entrypoint from the same folder. A search of a trial class starts from a
-    DeepSpeed configuration, so it `needs_ds_config`; a script may have one in its code.
+    """`source` is a file, or the fields that stand for a typed command. `include` are files and folders that the code
+    imports from outside the model directory. `wrapper` are the words that the user typed, if they start the entrypoint
+    from the same folder. A search of a trial class starts from a DeepSpeed configuration, so it `needs_ds_config`; a
+    script may have one in its code.
     Raises InputError: they have mistakes. One error lists all of them.
     """
-    return experiment_of(
-        read_yaml(config_path), model_dir, include=include, needs_ds_config=needs_ds_config, wrapper=wrapper
-    )
-
-
-def experiment_of(
-    document: YamlDocument,
-    model_dir: Path,
-    *,
-    include: Sequence[Path] = (),
-    needs_ds_config: bool = True,
-    wrapper: Sequence[str] = (),
-) -> Experiment:
-    """Reads the experiment of a file, or of the fields that stand for a typed command. See `read_experiment`."""
+    document = read_yaml(source) if isinstance(source, Path) else source
     if not os.path.isdir(model_dir):  # noqa: PTH112 Path.is_dir raises for a folder that may not be entered
         what = "this is a file, not a directory." if _is_file(model_dir) else "the model directory does not exist."
         raise InputError(what, where=str(model_dir), remedy="Name the folder that holds your training code.")

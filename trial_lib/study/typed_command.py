@@ -17,7 +17,7 @@ from zerotune.trial_lib.inputs.config import MappedKey, Resources
 from zerotune.trial_lib.inputs.entrypoint import Entrypoint
 from zerotune.trial_lib.inputs.launchers import is_environment_from, launcher_named, launcher_of, python_programs
 from zerotune.trial_lib.inputs.places import MAPPING_TARGET, PLACES
-from zerotune.trial_lib.inputs.read_experiment import Experiment, experiment_of
+from zerotune.trial_lib.inputs.read_experiment import Experiment, read_experiment
 from zerotune.trial_lib.inputs.words import ASSIGNMENT
 from zerotune.trial_lib.inputs.yaml_document import YamlDocument
 from zerotune.trial_lib.messages.errors import InputError
@@ -55,7 +55,7 @@ def read_command(
         fields["arg_mappings"] = dict(arg_mappings)
     if vary:
         fields["search_space"] = {PROGRAM: dict(vary)}
-    experiment = experiment_of(YamlDocument(Path(_WHERE), fields), folder, include=include, wrapper=wrapper)
+    experiment = read_experiment(YamlDocument(Path(_WHERE), fields), folder, include=include, wrapper=wrapper)
     entrypoint = experiment.entrypoint
     if entrypoint.trial_class is not None:
         raise InputError(
