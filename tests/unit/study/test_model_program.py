@@ -1,6 +1,7 @@
 """The program of `zerotune plan --model`: what is written, its command, and what is no configuration of a model."""
 
 import json
+import runpy
 from pathlib import Path
 
 import click
@@ -47,6 +48,31 @@ def test_the_configuration_has_the_batch_of_the_words(
     assert options.count("--per_device_train_batch_size") == options.count("--gradient_accumulation_steps") == 1
     config = json.loads((found.model_dir / "ds_config.json").read_text())
     assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "head"),
+    [
+        ("llama", [], "LlamaForCausalLM"),
+        ("vit", [], "ViTForImageClassification"),
+        ("t5", [], "T5ForConditionalGeneration"),
+        ("bart", [], "BartForConditionalGeneration"),
+        ("bart", ["BartForConditionalGeneration"], "BartForConditionalGeneration"),
+        ("bart", ["BartForCausalLM"], "BartForCausalLM"),
+        ("whisper", [], "WhisperForConditionalGeneration"),
+    ],
+)
+def test_an_encoder_decoder_is_planned_whole_unless_its_configuration_names_a_part(
+    tmp_path: Path, kind: str, named: list[str], head: str
+) -> None:
+    import torch
+
+    text = json.dumps({"model_type": kind, "architectures": named})
+    folder = with_program(_arguments(tmp_path, text=text), tmp_path).model_dir
+    program = runpy.run_path(str(folder / "train.py"))
+    with torch.device("meta"):
+        model = program["model_of"](program["config_of"](str(folder / "config.json")), program["Options"]())
+    assert type(model).__name__ == head
 
 
 def test_a_folder_of_a_model_names_the_plan(tmp_path: Path) -> None:
