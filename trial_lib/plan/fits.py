@@ -110,7 +110,7 @@ def unmeasured(run: ForeseenRun, device: DeviceFigures) -> str:
         "a pipeline": run.is_pipeline,
         device.name: device.capability not in _MEASURED_ON or device.sheet.startswith("Instinct"),
     }
-    return " and ".join(name for name, is_so in words.items() if is_so)
+    return " or of ".join(name for name, is_so in words.items() if is_so)
 
 
 GROWS = 0.2
