@@ -95,7 +95,6 @@ def test_a_quick_loader_shows_a_small_share(run: Run) -> None:
     loading = program_of(run(seconds=0.0)).loading
     assert loading is not None
     assert loading.share < 0.4
-    assert not loading.draws
 
 
 SHOWN = re.compile(r"fused (\w+) elsewhere (\w+) places (.+)")

@@ -40,9 +40,8 @@ parser.add_argument("--deepspeed_config", default="ds.json")
 parser.add_argument("--config")
 for name in ("--batch-size", "--epochs", "--layers"):
     parser.add_argument(name, type=int, default=1)
-parser.add_argument("--n", type=int)
 args = parser.parse_args()
-rows = args.n or args.batch_size
+rows = args.batch_size
 if args.config:
     text = pathlib.Path(args.config).read_text()
     rows = yaml.safe_load(text)["train"]["batch"]
@@ -137,7 +136,6 @@ def profile_of(driver: StudyDriver) -> TrialResult:
     ("command", "place"),
     [
         (f"{TRAINS} --batch-size 1 --epochs 1 --layers 1", "--batch-size"),
-        (f"{TRAINS} --epochs 1 --layers 1 --n 1", "--n"),
         pytest.param(f"{TRAINS} --epochs 1", "--batch-size", marks=pytest.mark.long),
         (f"{TRAINS} --epochs 1 --config conf.yaml", "conf.yaml:train.batch"),
         ("bash launch.sh", "--batch-size"),

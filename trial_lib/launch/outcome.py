@@ -324,7 +324,9 @@ def _by_exception(rank: RankRecord, ranks: int) -> tuple[Outcome, str]:
         return Outcome.INVALID, f"{REFUSED} {failure.refusal or sentence}"
     # A library may name only what it could not do then, and not why.
     why, causes, _ = failure.traceback.partition(_CAUSES)
-    because = f", because of {why.splitlines()[-1][:_LONGEST_MESSAGE]}" if causes else ""
+    after_frames = why.rpartition('\n  File "')[2].splitlines()[1:]
+    cause = next((line for line in after_frames if line and not line[0].isspace()), "")
+    because = f", because of {cause[:_LONGEST_MESSAGE]}" if causes and cause else ""
     return Outcome.CRASHED, f"The program raised {sentence.rstrip('.') if because else sentence}{because}"
 
 

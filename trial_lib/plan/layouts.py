@@ -259,9 +259,9 @@ def _planned(each: LaidOutDecoder, capacity: float) -> PlannedLayout:
 
 LAYOUTS_BY = (
     "Layouts are foreseen by formulas. What a layer computes and keeps comes from your program's run. On public grids "
-    "of other frameworks, speeds are 10 % off at the median unless a pipeline or a tensor-parallel group reaches over "
-    "hosts. Those are 126 % off, and one in twenty was over 40 times slower: their intervals are as wide. The best of "
-    "the first three of such a list is 2 % slower than the best of all at the mean up to four hosts, and 26 % beyond. "
+    "of other frameworks, speeds are 11 % off at the median unless a pipeline or a tensor-parallel group reaches over "
+    "hosts. Those are 129 % off, and one in twenty was over 40 times slower: their intervals are as wide. The best of "
+    "the first three of such a list is 2 % slower than the best of all at the mean up to four hosts, and 22 % beyond. "
     "Offload, and AutoTP with other groups, are not in the list."
 )
 """How sure the table is: `python -m benchmarks.replay.layouts`."""

@@ -501,7 +501,9 @@ def suspected_places(
         target = FileTarget(os.path.relpath(file.path, folder.resolve()), f"{'+' * is_new}{'.'.join(spot[1])}")
         if FileTarget.read(str(target)) is not None:
             found.append((MICRO_BATCH, str(target)))
-    options = (each for each in numbers_in_words(entrypoint.arguments) if each.name and each.value == str(size))
+    # An option of 1 is too often another number, such as of crops, that multiplies rows as well.
+    words = numbers_in_words(entrypoint.arguments) if size > 1 else ()
+    options = (each for each in words if each.name and each.value == str(size))
     found += [(MICRO_BATCH, each.target) for each in options if not _OF_OTHERS.search(each.name)]
     return list(dict.fromkeys(found))[:_MOST_WAYS]
 

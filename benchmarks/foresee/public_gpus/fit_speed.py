@@ -8,6 +8,7 @@ with less than their number. A row that is far off weighs less, because it is ra
 import argparse
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -190,14 +191,20 @@ def _is_on_volta(row: Mapping[str, Any]) -> bool:
 def refitted(
     fit: Fit, rows: Sequence[Mapping[str, Any]], runs: Mapping[int | str, tuple[ForeseenRun, str]]
 ) -> np.ndarray:
-    """Returns the errors of rows, which need not be those of a fit, by constants fitted without their own source."""
-    sources = np.array([row["source"] for row in rows])
+    """Returns the errors of rows, which need not be those of a fit, by constants fitted without their own owner's."""
+    owners = np.array([_owner_of(row) for row in rows])
     errors = np.zeros(len(rows))
-    for source in sorted(set(sources)):
-        others = fitted([row for row in fit.rows if row["source"] != source], runs, fit.constants)
-        own = sources == source
-        errors[own] = line_of([row for row in rows if row["source"] == source], runs, others.shifts).errors
+    for owner in sorted(set(owners)):
+        others = fitted([row for row in fit.rows if _owner_of(row) != owner], runs, fit.constants)
+        own = owners == owner
+        errors[own] = line_of([row for row in rows if _owner_of(row) == owner], runs, others.shifts).errors
     return errors
+
+
+def _owner_of(row: Mapping[str, Any]) -> str:
+    # Of the repository, because files of one owner often have one machine.
+    words = str(row["source"]).removeprefix("https://github.com/")
+    return re.split(r"[/ ]", words)[0].removesuffix("-workshop")
 
 
 def _is_inside(fit: Fit, errors: np.ndarray, spreads: np.ndarray) -> np.ndarray:
@@ -206,13 +213,13 @@ def _is_inside(fit: Fit, errors: np.ndarray, spreads: np.ndarray) -> np.ndarray:
     return found
 
 
-def _least_spread(fit: Fit, sources: np.ndarray, errors: np.ndarray, spreads: np.ndarray) -> float:
-    """Returns the least spread of what the constants leave out by which 90 % of left-out rows are held.
+def _least_spread(fit: Fit, sources: np.ndarray, errors: np.ndarray, spreads: np.ndarray, counted: np.ndarray) -> float:
+    """Returns the least spread of what the constants leave out by which 90 % of the counted left-out rows are held.
 
     A source counts by the root of its rows.
     """
     count = Counter(sources.tolist())
-    weights = np.array([1 / math.sqrt(count[each]) for each in sources])
+    weights = counted * np.array([1 / math.sqrt(count[each]) for each in sources])
     spreads = spreads.copy()
     for hundredth in range(5, 100):
         spreads[CONSTANTS.index("whole")] = hundredth / 100
@@ -234,8 +241,14 @@ def each_left_out(fit: Fit, errors: np.ndarray) -> dict[str, Any]:
     moved = [fit.change(sources != source) for source in sorted(set(sources))]
     values = {name: getattr(fit.constants, name).value for name in CONSTANTS}
     values[ATTAINED] = _OF_VOLTA.value * math.exp(fit.shifts[-1])
-    spreads[CONSTANTS.index("whole")] = _least_spread(fit, sources, errors, spreads)
-    inside = _is_inside(fit, errors, spreads)
+    whole, every = CONSTANTS.index("whole"), np.ones(len(sources), dtype=bool)
+    # Rows are held by a width that their owner's have not decided either.
+    owners, inside = np.array([_owner_of(row) for row in fit.rows]), ~every
+    for owner in sorted(set(owners)):
+        others = spreads.copy()
+        others[whole] = _least_spread(fit, sources, errors, spreads, owners != owner)
+        inside |= (owners == owner) & _is_inside(fit, errors, others)
+    spreads[whole] = _least_spread(fit, sources, errors, spreads, every)
     apart = np.array(moved) - np.mean(moved, axis=0)
     jackknife = np.sqrt((len(moved) - 1) / len(moved) * (apart**2).sum(axis=0))
     by_source = {

@@ -31,7 +31,7 @@ def fit_of(errors: list[float], on_volta: int = 0) -> Fit:
     slopes = np.zeros((len(errors), len(FITTED)))
     slopes[:, MATMUL] = -1.0
     slopes[len(errors) - on_volta :, FITTED.index(ATTAINED)] = -1.0
-    rows = [{"source": f"source {index}"} for index in range(len(errors))]
+    rows = [{"source": f"owner{index}/repository"} for index in range(len(errors))]
     return Fit(rows, PRIOR, np.zeros(len(FITTED)), np.array(errors), slopes, np.full(len(errors), 1e-3))
 
 
@@ -68,7 +68,8 @@ def test_three_rows_of_a_group_count() -> None:
 
 def test_plans_have_the_width_of_speed_that_left_out_sources_give() -> None:
     results = json.loads(RESULTS.read_text())
-    assert results["whole_spread"] == Efficiencies().whole.spread
+    # By a hundredth: the product's is that of one file left out at a time.
+    assert 0 <= Efficiencies().whole.spread - results["whole_spread"] <= 0.011
     assert 0.85 <= results["within_90"] <= 0.95
 
 

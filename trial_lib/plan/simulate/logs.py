@@ -439,10 +439,9 @@ def sentence_of(error: BaseException) -> str:
     """
     if refused := named_refusal(error):
         return refused
-    said, root = _named(error), error
     if type(error).__name__ == "CannotForeseeError":
-        return said.split(": ", 1)[1]
-    remedy = ""
+        return str(error).strip().splitlines()[0]
+    said, root, remedy = _named(error), error, ""
     if isinstance(error, InputError):
         said, remedy = error.what, f" {error.remedy}"
     while root.__cause__ is not None:
