@@ -20,7 +20,7 @@ PACKAGES = ("flows", "tasks", "trial_lib")
 OWN = [ROOT / "zerotune" / name for name in ("__init__.py", "__main__.py", "api.py", "alias/__init__.py")]
 
 # A budget: it may only fall, until something is worth the room that it takes.
-MAX_LINES = 76_363
+MAX_LINES = 76_357
 MAX_FILES = {"flows": 20, "tasks": 6, "trial_lib": 238}
 MAX_IMPORTED = 20
 # These import more of our modules than that. A number may only fall.

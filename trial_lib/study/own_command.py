@@ -58,8 +58,6 @@ _NAMES = {
     STAGE: (r"^zero_?(optimization_)?stage$", r"^((ds|deepspeed)_)?(stage|zero)$"),
 }
 _NOT_TRAINED = re.compile(r"eval|valid|test|infer|pred|rollout|generat|global|total|num_batches", re.IGNORECASE)
-# Options of other things of which there are few
-_OF_OTHERS = re.compile(rf"{_NOT_TRAINED.pattern}|accum|epoch|step|seed|rank|layer|worker|parallel|view|sample", re.I)
 # A configuration of DeepSpeed's has one of these at its top.
 _OF_DEEPSPEED = ("zero_optimization", MICRO_BATCH)
 # Accelerate's names of settings in its own file, in the section `deepspeed_config`, and as options of its launcher.
@@ -501,10 +499,6 @@ def suspected_places(
         target = FileTarget(os.path.relpath(file.path, folder.resolve()), f"{'+' * is_new}{'.'.join(spot[1])}")
         if FileTarget.read(str(target)) is not None:
             found.append((MICRO_BATCH, str(target)))
-    # An option of 1 is too often another number, such as of crops, that multiplies rows as well.
-    words = numbers_in_words(entrypoint.arguments) if size > 1 else ()
-    options = (each for each in words if each.name and each.value == str(size))
-    found += [(MICRO_BATCH, each.target) for each in options if not _OF_OTHERS.search(each.name)]
     return list(dict.fromkeys(found))[:_MOST_WAYS]
 
 
